@@ -355,6 +355,7 @@ class Training:
             model whose files have changed is no longer taken for the same.
         root: the run's folder, where that is not ``folder``. Checkpoints name paths below it relative to it, so that a
             moved run can be resumed.
+        backend: what decoded ``rows``.
     """
 
     task: Task | None
@@ -373,6 +374,7 @@ class Training:
     reward_batch_size: int = 32
     root: Path | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    backend: BackendName = BackendName.HF
     extra: dict[str, Any] = field(default_factory=dict)
 
     def named(self, policy: Policy) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine import log_probs
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
 from gpuherd.posttrain.policy_gradient.forward import answer_logits, batch_of, forward
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
 from gpuherd.posttrain.policy_gradient.policy import ValuedPolicy
+from gpuherd.posttrain.rollout.mismatch import Correction
 
 TEMPERATURE = 0.8
 
@@ -236,3 +238,99 @@ def test_a_value_loss_is_for_a_policy_with_a_value_head(model: Any) -> None:
     how = Objective(model, "cpu", 1.0, LossType.DAPO, 2, (0.2, 0.2), value_coef=0.5)
     with pytest.raises(UsageError, match="value head"):
         how.loss([Item(MIXED[0], [1.0] * 4)])
+
+
+# ---- a sampler whose log-probs are off
+
+
+def sampled(module: Any, shifts: Sequence[float], some: Sequence[Item]) -> list[Item]:
+    """The same items, drawn by a sampler that gives each token of an answer ``e^-shift`` of its probability."""
+    found = []
+    for item, shift in zip(some, shifts, strict=True):
+        with torch.no_grad():
+            log_probs = [float(value) - shift for value in told(item, module)[0]]
+        found.append(replace(item, rollout=replace(item.rollout, log_probs=tuple(log_probs))))
+    return found
+
+
+SHIFTS = (0.3, -0.4, 0.6, 1.0)  # w of each answer's tokens is e^shift; of these 4, 1, 3 and 2 are the policy's
+CORRECTED = {
+    Correction.NONE: (1.0, 1.0, 1.0, 1.0),
+    Correction.TOKEN: (math.exp(0.3), math.exp(-0.4), math.exp(0.6), 2.0),
+    Correction.MASKED_TOKEN: (math.exp(0.3), math.exp(-0.4), math.exp(0.6), 0.0),
+    Correction.SEQUENCE: (2.0, math.exp(-0.4), 2.0, 2.0),  # of the products e^1.2, e^-.4, e^1.8 and e^2
+    Correction.MASKED_SEQUENCE: (0.0, math.exp(-0.4), 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("correction", list(Correction))
+def test_the_loss_of_each_token_is_weighed_by_trainer_over_sampler(model: Any, correction: Correction) -> None:
+    plain = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, None, entropy_coef=0.01)
+    some = sampled(model, SHIFTS, [Item(each, [0.5 - number] * len(each.ids)) for number, each in enumerate(MIXED)])
+    how = replace(plain, correction=correction)
+    factors = CORRECTED[correction]
+
+    apart = [factor * plain.loss([each]).total for factor, each in zip(factors, some, strict=True)]
+    wanted = dict(gradients(torch.stack(apart).sum(), model))
+    loss = how.loss(some).total
+    assert float(loss.detach()) == pytest.approx(sum(float(each.detach()) for each in apart), rel=1e-6)
+    largest = max(float(each.abs().max()) for each in wanted.values())
+    assert largest > 1e-3
+    for name, each in gradients(loss, model):
+        assert float((each - wanted[name]).abs().max()) < 1e-6 * largest, name
+    assert how.weight(some) == plain.weight(some)  # what is left out still counts in the divisor
+
+
+def test_weights_of_one_change_nothing_to_the_bit(model: Any) -> None:
+    some = [replace(each, rollout=replace(each.rollout, log_probs=tuple(each.old or ()))) for each in items(model)]
+    plain = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), kl_coef=0.05, entropy_coef=0.01)
+    wanted = plain.loss(some).total
+    expected = dict(gradients(wanted, model))
+    for correction in Correction:
+        how = replace(plain, correction=correction, correction_cap=1.0)
+        found = how.loss(some).total
+        assert torch.equal(found, wanted)
+        assert all(torch.equal(each, expected[name]) for name, each in gradients(found, model))
+        assert how.sampler_figures(World.single()) == {}
+
+
+def test_figures_of_the_mismatch_are_of_the_tokens_as_they_are_first_seen(model: Any) -> None:
+    some = sampled(model, SHIFTS, [Item(each, [1.0] * len(each.ids)) for each in MIXED])
+    how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2))
+    how.loss(some[:1])
+    how.loss(some[1:])
+    wanted = {
+        "sampler_weight": (4 * math.exp(0.3) + math.exp(-0.4) + 3 * math.exp(0.6) + 2 * math.exp(1.0)) / 10,
+        "sampler_weight_max": math.exp(1.0),
+        "sampler_kl": -(4 * 0.3 - 0.4 + 3 * 0.6 + 2 * 1.0) / 10,
+    }
+    with torch.no_grad():
+        model.lm_head.weight += 0.3 * torch.randn(model.lm_head.weight.shape, dtype=torch.float64)
+    how.loss(some)  # a second pass: the policy has moved, and the figures are of before
+    assert how.sampler_figures(World.single()) == pytest.approx(wanted, rel=1e-5)
+    how.loss(some)
+    moved = how.sampler_figures(World.single())
+    assert moved["sampler_kl"] != pytest.approx(wanted["sampler_kl"], rel=1e-2)
+    assert how.sampler_figures(World.single()) == {}
+
+
+def test_recorded_log_probs_are_not_taken_for_the_trainers(model: Any) -> None:
+    """Of collected rows the old log-probs are the sampler's own: they say nothing of the mismatch."""
+    some = sampled(model, SHIFTS, [Item(each, [1.0] * len(each.ids)) for each in MIXED])
+    some = [replace(each, old=each.rollout.log_probs) for each in some]
+    figures = []
+    for recorded in (True, False):
+        how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), recorded=recorded)
+        how.loss(some)
+        figures.append(how.sampler_figures(World.single()))
+    assert figures[0]["sampler_weight_max"] == pytest.approx(math.e, rel=1e-5) and figures[1] == {}
+
+
+def test_noise_of_dropout_is_not_taken_for_a_mismatch(model: Any) -> None:
+    some = sampled(model, SHIFTS, [Item(each, [1.0] * len(each.ids)) for each in MIXED])
+    model.add_module("drops", torch.nn.Dropout(0.1))
+    how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2))
+    how.loss(some)
+    assert how.sampler_figures(World.single()) == {}
+    how.loss([replace(each, old=[value + 0.5 for value in each.rollout.log_probs if value]) for each in some])
+    assert how.sampler_figures(World.single())["sampler_kl"] == pytest.approx(-0.5, abs=1e-6)  # asked for apart

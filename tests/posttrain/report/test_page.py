@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.posttrain.report.made_runs import made_run, made_training, made_wide_run
+from tests.posttrain.report.made_runs import made_curves, made_run, made_training, made_wide_run
 
 from gpuherd.cli.main import run as command
 from gpuherd.errors import CannotWrite, UsageError
@@ -159,6 +159,13 @@ def test_the_command_refuses(root: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(problem, match=message):
             command(["report", *words, "--open", "no"])
+
+
+def test_the_mismatch_of_sampler_and_trainer_is_drawn(tmp_path: Path) -> None:
+    figures = ("loss", "sampler_weight", "sampler_weight_max", "sampler_kl")
+    made_curves(made_training(tmp_path / "out"), figures, steps=60)
+    said = json.dumps(blobs(make_page(read_run(tmp_path / "out")).html)["view-learning"])
+    assert all(f"{name} by step" in said for name in figures)
 
 
 def test_a_figure_has_every_method(shown: RunReport) -> None:

@@ -1,20 +1,63 @@
-"""Draws continuations by vLLM and writes them as JSON: ``by_vllm.py MODEL FILE``. Run by vLLM's own Python."""
+"""Draws continuations by vLLM, and evaluates by it, and writes both as JSON: ``by_vllm.py MODEL OTHER FILE``, OTHER a
+policy that is evaluated against MODEL. Run by vLLM's own Python."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import asdict
+from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
-from gpuherd.posttrain.rollout.sampler import Prefix
+from tests.posttrain.eval.first_letter import FirstLetter
+
+from gpuherd.posttrain.eval import evaluation
+from gpuherd.posttrain.eval.answers import read_answers
+from gpuherd.posttrain.eval.evaluation import Evaluating, evaluate
+from gpuherd.posttrain.eval.results import About, EvaluationOptions
+from gpuherd.posttrain.rollout.sampler import Prefix, Sampler
 from gpuherd.posttrain.rollout.vllm import VllmSampler
-from gpuherd.posttrain.types import Policy, Precision, Sampling
+from gpuherd.posttrain.types import BackendName, Policy, Precision, Sampling
 
 SAMPLING = Sampling(max_new_tokens=8, temperature=0.7, batch_size=16, seed=4)
 
 
-def main(model: str, file: str) -> None:
+def evaluated(model: str, other: str, folder: Path) -> dict[str, Any]:
+    """Figures of an evaluation by vLLM, its completions, and which processes were left where a model was loaded."""
+    load, left = evaluation._Loaded.fresh, []
+
+    def fresh(self: Any, policy: Policy) -> Sampler:
+        left.append([each.name for each in active_children()])
+        return load(self, policy)
+
+    evaluation._Loaded.fresh = fresh  # type: ignore[method-assign]
+    made = evaluate(
+        Evaluating(
+            About("GRPO", "letters", "letters", "tiny", 0),
+            Policy(other),
+            Policy(model),
+            FirstLetter(),
+            folder,
+            options=EvaluationOptions(problems=5, samples=3, pass_at=(2,), resamples=100),
+            sampling=SAMPLING,
+            precision=Precision("float32"),
+            backend=BackendName.VLLM,
+        )
+    )
+    kl = made.own.metrics.kl
+    rows = [
+        [
+            list(row.prompt_ids),
+            [list(each.ids) for each in row.completions],
+            [each.log_probs for each in row.completions],
+        ]
+        for row in read_answers(folder / "answers.jsonl")
+    ]
+    return {"left": left, "kl": None if kl is None else kl.sequence.value, "notes": made.notes, "rows": rows}
+
+
+def main(model: str, other: str, file: str) -> None:
     """Four draws of each prefix at once, the last two of them again, and the greedy answers."""
     sampler = VllmSampler(Policy(model), Precision("float32"), "cpu", SAMPLING)
     prompts = [tuple(sampler.tokenizer(text)["input_ids"]) for text in ("The capital of", "Question:", "A")]
@@ -26,7 +69,9 @@ def main(model: str, file: str) -> None:
         "short": sampler.continuations([Prefix("0", prompts[0], most=3)]),
     }
     told = {name: [[asdict(each) for each in group] for group in groups] for name, groups in found.items()}
-    Path(file).write_text(json.dumps({"prompts": prompts, **told}))
+    sampler.release()
+    figures = evaluated(model, other, Path(file).parent / "evaluation")
+    Path(file).write_text(json.dumps({"prompts": prompts, "evaluated": figures, **told}))
 
 
 if __name__ == "__main__":

@@ -31,12 +31,32 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def drawn(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, its last layer pushed a little."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("other")
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        head = loaded.get_output_embeddings().weight
+        head += 0.1 * torch.randn(head.shape, generator=generator)
+    loaded.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn(model: Path, other: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     file = tmp_path_factory.mktemp("drawn") / "drawn.json"
     paths = [str(Path(gpuherd.__file__).parents[1]), str(Path(__file__).parents[3])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "VLLM_CPU_KVCACHE_SPACE": "1"}
     done = subprocess.run(
-        [PYTHON, by_vllm.__file__, str(model), str(file)], env=environment, capture_output=True, text=True, check=False
+        [PYTHON, by_vllm.__file__, str(model), str(other), str(file)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(file.read_text())
@@ -64,7 +84,7 @@ def test_log_probs_are_the_trainers_at_the_sampling_temperature(drawn: dict[str,
             assert sampler.tolist()[0] == pytest.approx(train.tolist()[0], abs=1e-4)
             figures = mismatch(train, sampler, torch.ones_like(train, dtype=torch.bool))
             assert figures is not None and abs(figures.kl) < 1e-4 and figures.gap < 1e-4
-            weights = importance_weights(train, sampler, torch.ones_like(train), Correction.TOKENS)
+            weights = importance_weights(train, sampler, torch.ones_like(train), Correction.TOKEN)
             assert weights.tolist()[0] == pytest.approx([1.0] * len(each["ids"]), abs=1e-4)
 
 
@@ -79,3 +99,26 @@ def test_greedy_answers_are_the_most_probable_and_have_no_log_probs_at_that_temp
             logits = trainer(torch.tensor([prompt + only["ids"]])).logits[0, len(prompt) - 1 : -1]
         assert logits.argmax(-1).tolist() == only["ids"]
         assert set(only["log_probs"]) == {None}
+
+
+def test_an_evaluation_is_of_the_policy_that_answered(drawn: dict[str, Any], model: Path, other: Path) -> None:
+    """The divergence is the exact one along vLLM's answers, measured when vLLM had ended."""
+    from transformers import AutoModelForCausalLM
+
+    found = drawn["evaluated"]
+    assert found["left"] == [[], []]  # policy and reference were loaded, and no process of vLLM was there
+    assert any("vLLM" in note for note in found["notes"])
+    policy, reference = (AutoModelForCausalLM.from_pretrained(each, dtype="float32") for each in (other, model))
+    kls = []
+    for prompt, answers, log_probs in found["rows"]:
+        for ids, recorded in zip(answers, log_probs, strict=True):
+            with torch.no_grad():
+                logits = [
+                    each(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1] for each in (policy, reference)
+                ]
+            mine, theirs = (each.double().log_softmax(-1) for each in logits)
+            kls.append(float((mine.exp() * (mine - theirs)).sum()))
+            law = (logits[0] / by_vllm.SAMPLING.temperature).log_softmax(-1)
+            assert recorded == pytest.approx(law.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist(), abs=1e-4)
+    assert len(kls) == 15 and sum(kls) > 0.01
+    assert found["kl"] == pytest.approx(sum(kls) / len(kls), rel=1e-3)

@@ -323,9 +323,10 @@ def test_models_that_are_not_there_or_speak_other_tokens(make_settings: MakeSett
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_a_backend_that_is_not_installed_is_missed_before_rounds_begin(make_settings: MakeSettings) -> None:
-    with pytest.raises(MissingExtra, match=r"generation\.backend=vllm: vLLM can't be imported \(it is not installed\)"):
-        prepare(make_settings(generation={"backend": "vllm"}))
+@pytest.mark.parametrize("block", ["generation", "evaluation"])
+def test_a_backend_that_is_not_installed_is_missed_before_rounds_begin(make_settings: MakeSettings, block: str) -> None:
+    with pytest.raises(MissingExtra, match=rf"{block}\.backend=vllm: vLLM can't be imported \(it is not installed\)"):
+        prepare(make_settings(**{block: {"backend": "vllm"}}))
 
 
 @pytest.mark.parametrize("algorithm", ["QSharp-HF", "GRPO-HF"])

@@ -235,6 +235,28 @@ def test_what_vllm_could_not_collect_is_refused() -> None:
         composed(*lora, "rounds_of_training=2")
 
 
+def test_evaluations_that_vllm_could_not_make_are_refused() -> None:
+    vllm = "evaluation.backend=vllm"
+    assert composed("algos=[GRPO]", vllm).evaluation.backend is BackendName.VLLM
+    refused = {
+        r"policies of algos\.PITA are guided": ("algos=[GRPO,PITA]", vllm),
+        r"algos\.SFT\.lora makes policies with an adapter": ("algos=[SFT]", vllm, "algos.SFT.lora={r:4}"),
+        r"models\.\w+\.adapter can't be decoded": (
+                "algos=[SFT]", vllm, "models.x.reference=org/x", "models.x.adapter=org/adapter",
+            ),
+        r"evaluation\.kl=k3 .* greedy answers": (
+            "algos=[SFT]", vllm, "evaluation.kl=k3", "evaluation.greedy=true", "generation.temperature=0.5",
+        ),
+        r"evaluation\.kl=k1 .* cut draws": (
+            "algos=[SFT]", vllm, "evaluation.kl=k1", "generation.top_p=0.9", "generation.temperature=0.5",
+        ),
+    }  # fmt: skip
+    for message, words in refused.items():
+        with pytest.raises(UsageError, match=message):
+            composed(*words)
+    assert composed("algos=[SFT]", vllm, "evaluation.kl=k3", "generation.temperature=0.5").evaluation.kl == "k3"
+
+
 @pytest.mark.parametrize(
     ("words", "identity"),
     [
@@ -255,6 +277,8 @@ def test_runs_of_earlier_versions_go_on(words: tuple[str, ...], identity: str) -
     assert settings_of(compose(["experiment.name=a", *words])).identity() == identity
 
 
-@pytest.mark.parametrize("word", ["generation.backend=vllm", "evaluation.shards=2", "algos.SFT.gpus=2"])
+@pytest.mark.parametrize(
+    "word", ["generation.backend=vllm", "evaluation.backend=vllm", "evaluation.shards=2", "algos.SFT.gpus=2"]
+)
 def test_what_changes_results_changes_the_identity(word: str) -> None:
     assert composed("algos=[SFT]", word).identity() != composed("algos=[SFT]").identity()

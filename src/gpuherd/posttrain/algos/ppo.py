@@ -100,7 +100,7 @@ class PPO(PolicyGradient):
             rollouts = trainer.rollouts(step)
             own = [rollouts[place] for place in trainer.mine(rollouts)]
             now, values = trainer.score(own)
-            drawn = now if options.online else [each.log_probs for each in own]
+            drawn = trainer.old_logprobs(step, own, now)
             items, told = estimated(
                 own, now, drawn, values, trainer.ref_logprobs(own), control.weight, trainer.world,
                 gamma=options.gamma, lam=options.gae_lambda, normalise=options.normalize_advantages,

@@ -18,6 +18,7 @@ from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions
 from gpuherd.posttrain.policy_gradient.objective import Item
 from gpuherd.posttrain.policy_gradient.plan import mean
+from gpuherd.posttrain.rollout.mismatch import Correction
 from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
@@ -84,9 +85,10 @@ class Reinforce(PolicyGradient):
             advantages = compared([each.reward for each in rollouts], self.options.baseline)
             mine = trainer.mine(rollouts)
             own = [rollouts[place] for place in mine]
+            before = [None] * len(own) if trainer.correction is Correction.NONE else trainer.old_logprobs(step, own)
             items = [
-                Item(each, [advantages[place]] * len(each.ids), None, reference)
-                for each, place, reference in zip(own, mine, trainer.ref_logprobs(own), strict=True)
+                Item(each, [advantages[place]] * len(each.ids), old, reference)
+                for each, place, old, reference in zip(own, mine, before, trainer.ref_logprobs(own), strict=True)
             ]
             learnt = [trainer.trainee.step(items, objective.loss, objective.weight)]
             trainer.finish(step, rollouts, learnt, {}, {})

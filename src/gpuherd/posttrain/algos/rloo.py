@@ -23,6 +23,7 @@ from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import LossType, PolicyGradient, PolicyOptions
 from gpuherd.posttrain.policy_gradient.objective import Item
 from gpuherd.posttrain.policy_gradient.plan import groups_of
+from gpuherd.posttrain.rollout.mismatch import Correction
 from gpuherd.posttrain.types import Rollout, Training
 
 if TYPE_CHECKING:
@@ -79,15 +80,15 @@ class RLOO(PolicyGradient):
             rollouts = trainer.rollouts(step)
             mine = trainer.mine(rollouts)
             own = [rollouts[place] for place in mine]
-            apart = [
-                divergence(each, reference) for each, reference in zip(own, trainer.ref_logprobs(own), strict=True)
-            ]
+            drawn, references = trainer.old_logprobs(step, own), trainer.ref_logprobs(own)
+            by = [None] * len(own) if trainer.correction is Correction.NONE else drawn
+            apart = [divergence(*each) for each in zip(own, references, by, strict=True)]
             divergences = trainer.of_all(apart, len(rollouts))
             earned = [each.reward - options.kl_coef * far for each, far in zip(rollouts, divergences, strict=True)]
             advantages = leave_one_out(earned, groups_of(rollouts))
             items = [
                 Item(each, [advantages[place]] * len(each.ids), old)
-                for each, place, old in zip(own, mine, trainer.old_logprobs(step, own), strict=True)
+                for each, place, old in zip(own, mine, drawn, strict=True)
             ]
             learnt = []
             for number in range(options.num_iterations):
@@ -98,13 +99,13 @@ class RLOO(PolicyGradient):
             trainer.finish(step, rollouts, learnt, figures, {})
 
 
-def divergence(rollout: Rollout, reference: Sequence[float]) -> float:
-    """``ln policy - ln reference`` of the tokens that the policy chose, by the log-probs that were recorded when they
-    were drawn: estimates the answer's KL divergence. 0 without a reference."""
+def divergence(rollout: Rollout, reference: Sequence[float], log_probs: Sequence[float | None] | None = None) -> float:
+    """``ln policy - ln reference`` of the tokens that the policy chose, by these log-probs, or by those that were
+    recorded when they were drawn: estimates the answer's KL divergence. 0 without a reference."""
     if not reference:
         return 0.0
-    told = zip(rollout.log_probs, reference, strict=True)
-    return math.fsum(mine - theirs for mine, theirs in told if mine is not None)
+    told = zip(rollout.by_policy, rollout.log_probs if log_probs is None else log_probs, reference, strict=True)
+    return math.fsum(mine - theirs for chosen, mine, theirs in told if chosen and mine is not None)
 
 
 def leave_one_out(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:

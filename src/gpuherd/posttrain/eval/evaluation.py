@@ -4,7 +4,8 @@ Each eta of a guided policy is a point with files of its own; each batch of prob
 killed evaluation resumes at the next batch, and one that is done loads no model. What is drawn depends on the seed, the
 problem and the sample's number alone: the same at every eta (common random numbers), in any batches. The last bits of
 log-probs and divergences can depend on which completions a model reads together: so batches are fixed by the order of
-the problems, and an evaluation that is divided into shards deals whole batches to them.
+the problems, and an evaluation that is divided into shards deals whole batches to them. By vLLM, whose own batches are
+not fixed so, a draw may come out otherwise in a near-tie.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ from gpuherd.posttrain.eval.results import (
     write_result,
     write_values,
 )
-from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Task
+from gpuherd.posttrain.types import BackendName, Policy, Precision, Problem, Sampling, Task
 from gpuherd.runs import records
 from gpuherd.runs.files import create_file, write_lines
 from gpuherd.runs.shard_file import Shard, ShardFile, line_ends, sealed
 from gpuherd.runs.shards import lines_in_order
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler
+    from gpuherd.posttrain.rollout.vllm import VllmSampler
 
 ASKED = "asked.json"
 SamplerOf = Callable[[Policy], "Sampler"]
@@ -83,6 +85,7 @@ class Evaluating:
         gpus: how many the job has; 0 on a CPU.
         reward_batch_size: completions that are scored at once.
         versions: of libraries, for the record.
+        backend: what decodes the policy; divergences are measured by transformers.
     """
 
     about: About
@@ -98,6 +101,7 @@ class Evaluating:
     gpus: int = 0
     reward_batch_size: int = 32
     versions: dict[str, str] = field(default_factory=dict)
+    backend: BackendName = BackendName.HF
 
 
 def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluation:
@@ -237,7 +241,7 @@ def _fill(work: Evaluating, problems: Sequence[Problem], part: Part, loaded: _Lo
                 how=work.options.kl,
                 most=work.options.kl_samples,
                 temperature=work.sampling.temperature,
-                policy=partial(loaded.at, policy),
+                policy=partial(loaded.reading, policy),
                 release=loaded.release,
                 reference=partial(loaded.fresh, work.reference),
             )
@@ -287,9 +291,22 @@ class _Loaded:
         self._work, self._make = work, sampler_of
         self._sampler: Sampler | None = None
         self._policy: Policy | None = None
+        self._vllm: VllmSampler | None = None
 
-    def at(self, policy: Policy) -> Sampler:
-        """A sampler of this policy."""
+    def at(self, policy: Policy) -> RolloutBackend:
+        """What decodes this policy. Raises UsageError for one that the backend can't."""
+        if self._work.backend is BackendName.HF:
+            return self.reading(policy)
+        if self._vllm is None:
+            from gpuherd.posttrain.rollout.vllm import EVALUATING, VllmSampler
+
+            work = self._work
+            self._vllm = VllmSampler(policy, work.precision, work.device, work.sampling, key=EVALUATING)
+        return self._vllm
+
+    def reading(self, policy: Policy) -> Sampler:
+        """A sampler of this policy with its model in this process; another engine has ended then."""
+        self._end_vllm()
         held, guide = self._policy, policy.guide
         if self._sampler is None or held is None or guide is None or held.at(guide.eta) != policy:
             self._sampler = None  # one model at a time
@@ -302,6 +319,12 @@ class _Loaded:
     def release(self) -> None:
         """Lets the policy go, so that there is room for another model."""
         self._sampler = self._policy = None
+        self._end_vllm()
+
+    def _end_vllm(self) -> None:
+        if self._vllm is not None:
+            self._vllm.release()
+            self._vllm = None
 
     def fresh(self, policy: Policy) -> Sampler:
         """Another sampler, next to the one that is held."""
@@ -333,6 +356,8 @@ def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, 
         "sampling": sampling,
         "dtype": work.precision.dtype,
     }
+    if work.backend is not BackendName.HF:
+        asked["backend"] = work.backend.value
     if digests:
         asked["models_sha256"] = dict(digests)
     text = json.dumps(without_infinity(asked), indent=1)
@@ -346,7 +371,9 @@ def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, 
         earlier = {}
     if digests:
         earlier.setdefault("models_sha256", dict(digests))  # earlier versions recorded none
-    other = [name for name, value in json.loads(text).items() if earlier.get(name) != value]
+    asks = json.loads(text)
+    other = [name for name, value in asks.items() if earlier.get(name) != value]
+    other += ["backend"] if "backend" in earlier and "backend" not in asks else []
     if other:
         raise OtherEvaluation(
             f"{work.folder} holds the answers of an evaluation with another {', '.join(other)}; "
@@ -355,7 +382,12 @@ def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, 
 
 
 def _answer(
-    work: Evaluating, problems: Sequence[Problem], path: Path, shard: Shard, sampler: Callable[[], Sampler], stage: str
+    work: Evaluating,
+    problems: Sequence[Problem],
+    path: Path,
+    shard: Shard,
+    sampler: Callable[[], RolloutBackend],
+    stage: str,
 ) -> int:
     """Adds the answers to the shard's problems that are not in the file yet. Returns how many."""
     items = len(shard.items)
@@ -380,7 +412,7 @@ def _answer(
 
 
 def _answered(
-    work: Evaluating, problems: Sequence[Problem], sampler: Sampler
+    work: Evaluating, problems: Sequence[Problem], sampler: RolloutBackend
 ) -> list[tuple[tuple[int, ...], tuple[Completion, ...]]]:
     """Prompt and completions of each problem, with what they earn."""
     from gpuherd.posttrain.rollout.sampler import Prefix, scored
@@ -456,6 +488,8 @@ def _notes(work: Evaluating, lost: Sequence[str]) -> tuple[str, ...]:
     """What the figures don't say themselves."""
     found = []
     how = work.sampling
+    if work.backend is BackendName.VLLM:
+        found.append("decoded by vLLM, whose draws are not those of transformers with the same seed")
     if work.options.greedy:
         found.append("greedy completions: one a problem, so that nothing is known of the draws' spread")
     elif (how.temperature, how.top_p, how.top_k) != (1.0, 1.0, 0):

@@ -208,7 +208,7 @@ def gaps(rollout: Rollout, now: Sequence[float], reference: Sequence[float]) -> 
 def estimated(
     rollouts: Sequence[Rollout],
     now: Sequence[Sequence[float]],
-    drawn: Sequence[Sequence[float | None]],
+    drawn: Sequence[Sequence[float | None] | None],
     values: Sequence[Sequence[float]],
     references: Sequence[Sequence[float]],
     weight: float,
@@ -223,7 +223,7 @@ def estimated(
     Args:
         now, values, references: of each rollout a number a token: log-probs under the policy as it is, values,
             log-probs under the reference (empty where there is none).
-        drawn: log-probs under the policy that drew.
+        drawn: log-probs that ratios are to, as ``Item.old``.
         weight: of the divergence from the reference, now.
 
     Returns:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +16,8 @@ from gpuherd import atomic
 from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.engine.options import Lora, Optimised, Watching, check_range
-from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Rollout, Row, Training
+from gpuherd.posttrain.rollout.mismatch import Correction
+from gpuherd.posttrain.types import Algorithm, BackendName, Collecting, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
@@ -87,14 +88,27 @@ class PolicyOptions(SamplingOptions):
         kl_coef: weight of the KL divergence from the reference; at 0 none is loaded.
         online: the training samples with the policy as it is, step by step. False: it learns from what the round's
             jobs have collected with the policy of the round before.
+        sampler_correction: how the loss of a token is weighed by w, its probability under the policy before the step
+            over the recorded one of the sampler (``rollout.mismatch``); None: ``token`` where vLLM has collected what
+            is learnt from, ``none`` where transformers has.
+        sampler_clip: the largest weight; of the masked forms also 1 over the least.
     """
 
     kl_coef: float = 0.05
     online: bool = True
+    sampler_correction: Correction | None = field(default=None, metadata=LATER)
+    sampler_clip: float = field(default=2.0, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_range(self, "kl_coef", 0)
+        check_range(self, "sampler_clip", 1)
         super().__post_init__()
+
+    def correction(self, backend: BackendName) -> Correction:
+        """The correction of what is learnt from, where collections are decoded by this backend."""
+        if self.sampler_correction is not None:
+            return self.sampler_correction
+        return Correction.TOKEN if backend is BackendName.VLLM and not self.online else Correction.NONE
 
 
 class PolicyGradient(Algorithm):
@@ -128,9 +142,11 @@ class PolicyGradient(Algorithm):
             return Policy(work.policy.model, str(model))
         return Policy(str(model))
 
-    def learning(self, work: Training) -> dict[str, Any]:  # noqa: ARG002 - for those that learn from rows besides
+    def learning(self, work: Training) -> dict[str, Any]:
         """How ``RolloutTrainer`` is made, by the names of its arguments."""
-        return {"online": self.options.online, "kl_coef": self.options.kl_coef}
+        options = self.options
+        correction = options.correction(work.backend)
+        return {"online": options.online, "kl_coef": options.kl_coef, "correction": correction}
 
     @abstractmethod
     def learn(self, trainer: RolloutTrainer) -> None:

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
 from gpuherd.posttrain.policy_gradient.forward import Batch, Pass, batch_of, forward, rectangle
+from gpuherd.posttrain.rollout.mismatch import Correction, Mismatch, importance_weights, mismatch, pooled
 from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gpuherd.posttrain.engine.trainee import Loss
+    from gpuherd.posttrain.engine.world import World
 
 
 def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None) -> Tensor:
@@ -156,6 +159,11 @@ class Objective:
             gradient is then that of the divergence (arXiv 2512.02556, section 3.1). False: as in GRPO's paper.
         entropy_coef: weight of the entropy.
         value_coef, value_clip: of the value head's loss.
+        recorded: the old log-probs of items are those that the sampler recorded; False: the policy's own before the
+            step.
+        correction: how the loss of a token is weighed by its probability under the policy before the step over that
+            which the sampler recorded (``Rollout.log_probs``). The divisor stays.
+        correction_cap: of these weights.
     """
 
     module: Any
@@ -170,6 +178,11 @@ class Objective:
     entropy_coef: float = 0.0
     value_coef: float = 0.0
     value_clip: float | None = None
+    recorded: bool = False
+    correction: Correction = Correction.NONE
+    correction_cap: float = 2.0
+    _seen: set[int] = field(default_factory=set)  # items of the step whose mismatch is in ``_found``
+    _found: list[Mismatch | None] = field(default_factory=list)
 
     def loss(self, items: Sequence[Item]) -> Loss:
         """The sum over these items that ``Trainee.step`` divides by the sum of ``weight``; its figures are means over
@@ -201,11 +214,45 @@ class Objective:
         if self.value_coef:
             told["value_loss"] = self._value_loss(items, made, batch)
             per_token = per_token + self.value_coef * told["value_loss"]
+        before = now.detach() if self.recorded else old
+        sampler = self._numbers([_numbers(each.rollout.log_probs, math.nan) for each in items], batch)
+        self._measure(items, before, sampler, mask)
+        if self.correction is not Correction.NONE:
+            per_token = per_token * importance_weights(before, sampler, mask, self.correction, self.correction_cap)
         return Loss(summed(torch.where(mask, per_token, 0.0), mask, self.loss_type), sums_of(mask, **told))
 
     def weight(self, items: Sequence[Item]) -> float:
         """What ``loss`` of these items is divided by."""
         return total_weight([sum(each.counts) for each in items], self.loss_type, self.most_tokens)
+
+    def sampler_figures(self, world: World) -> dict[str, float]:
+        """How far the sampler's recorded log-probs are from the policy's before the step, over the tokens of all
+        processes since this was last asked for: ``sampler_weight`` (the mean of w), ``sampler_weight_max`` and
+        ``sampler_kl`` (nats a token). None where they differ by rounding alone, and where only passes with an adapter's
+        dropout are there to compare with.
+        """
+        found = pooled(world.gather(pooled(self._found)))
+        self._seen, self._found = set(), []
+        return {} if found is None else found.figures()
+
+    def _measure(self, items: Sequence[Item], before: Tensor, sampler: Tensor, mask: Tensor) -> None:
+        """Notes the mismatch of each item where it is first seen since the figures were last asked for: where the
+        log-probs before the step were not asked for, that is when they are nearest to it."""
+        import torch
+
+        scored = not self.recorded and any(each.old is not None for each in items)
+        new = [id(each) not in self._seen for each in items]
+        if not any(new) or not (scored or self._is_steady):
+            return
+        self._seen |= {id(each) for each in items}
+        self._found.append(mismatch(before, sampler, mask & torch.tensor(new, device=mask.device)[:, None]))
+
+    @cached_property
+    def _is_steady(self) -> bool:
+        """Whether two passes say the same: nothing drops out."""
+        from torch import nn
+
+        return not any(isinstance(each, nn.Dropout) and each.p > 0 for each in self.module.modules())
 
     def _mask(self, items: Sequence[Item], batch: Batch) -> Tensor:
         import torch
@@ -237,5 +284,5 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _numbers(values: Sequence[float | None]) -> list[float]:
-    return [each if each is not None and math.isfinite(each) else 0.0 for each in values]
+def _numbers(values: Sequence[float | None], unknown: float = 0.0) -> list[float]:
+    return [each if each is not None and math.isfinite(each) else unknown for each in values]

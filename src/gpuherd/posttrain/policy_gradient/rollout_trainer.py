@@ -37,6 +37,7 @@ from gpuherd.posttrain.policy_gradient.policy import (
     reference_of,
     save_policy,
 )
+from gpuherd.posttrain.rollout.mismatch import Correction
 from gpuherd.posttrain.rollout.sampler import Sampler
 from gpuherd.posttrain.types import Problem, Rollout, Row, Training
 
@@ -48,6 +49,7 @@ class RolloutTrainer:
         world: this process among all.
         trainee: the policy (with a value head, where it has one) and its optimiser.
         sampler: the policy as it is, answering.
+        correction: by which the loss is weighed where sampler and trainer differ.
         kept: what ``finish`` was given with the step that this training goes on behind; empty at the beginning.
         device, temperature: where tensors go, and by what logits are divided.
     """
@@ -60,6 +62,7 @@ class RolloutTrainer:
         *,
         online: bool,
         kl_coef: float,
+        correction: Correction = Correction.NONE,
         passes: int = 1,
         valued: bool = False,
         greedy: bool = False,
@@ -71,6 +74,7 @@ class RolloutTrainer:
         Args:
             online: the training samples; False: it learns from the rows that were collected.
             kl_coef: above 0 a reference is loaded.
+            correction: weighs the loss where sampler and trainer differ.
             passes: how often each step's rollouts are gone over.
             valued: the policy gets a value head.
             greedy: the most probable answer is taken, and none is drawn.
@@ -78,7 +82,7 @@ class RolloutTrainer:
         """
         import torch
 
-        self.work, self.options, self.online = work, options, online
+        self.work, self.options, self.online, self.correction = work, options, online, correction
         self.world = World.from_environment(work.device)
         self.device, self.temperature = self.world.device, work.sampling.temperature
         self._hooks = hooks_of(work, Hooks(save_every=options.save_every))
@@ -129,6 +133,7 @@ class RolloutTrainer:
             project=self._hooks.project,
         )
         self._started = 0.0
+        self._objective: Objective | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -197,25 +202,45 @@ class RolloutTrainer:
         with self._whole() if self._reference.shared else nullcontext(), self._autocast():
             return self._reference.log_probs(rollouts, self.temperature, self._rows)
 
-    def old_logprobs(self, step: int, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
-        """Log-probs of this process's rollouts under the policy that drew them, before it learns from them: as they
-        were recorded, where they were collected. None each where a step has one update alone: it is its own."""
-        if not self.online:
+    def old_logprobs(
+        self, step: int, rollouts: Sequence[Rollout], now: Sequence[Sequence[float]] | None = None
+    ) -> Sequence[Sequence[float | None] | None]:
+        """Log-probs of this process's rollouts that ratios are to: under the policy before it learns from them. None
+        each where it drew them itself and a step has one update alone: it is its own.
+
+        Of collected rollouts those that were recorded; with a correction the policy's own before the step (its weights
+        then take the ratio of these to the recorded ones), and None for a token without a recorded one.
+
+        Args:
+            now: those of ``score``, where they are there already.
+        """
+        corrects = self.correction is not Correction.NONE
+        if self._recorded:
             return [each.log_probs for each in rollouts]
-        if self.plan.updates_of(step) == 1:
+        if now is None and self.plan.updates_of(step) == 1 and not corrects:
             return [None] * len(rollouts)
-        return self.score(rollouts)[0]
+        scored = self.score(rollouts)[0] if now is None else now
+        if self.online:
+            return scored
+        return [
+            [mine if known is not None else None for mine, known in zip(mines, each.log_probs, strict=True)]
+            for mines, each in zip(scored, rollouts, strict=True)
+        ]
 
     def objective(self, **how: Any) -> Objective:
         """The loss of the policy in training; ``how``: what ``Objective`` asks for besides."""
-        return Objective(
+        self._objective = Objective(
             self.trainee.module,
             self.device,
             self.temperature,
             self.options.loss_type,
             self.work.sampling.max_new_tokens,
+            recorded=self._recorded,
+            correction=self.correction,
+            correction_cap=getattr(self.options, "sampler_clip", 2.0),
             **how,
         )
+        return self._objective
 
     def minibatches(self, step: int, pass_number: int, count: int) -> Iterator[list[int]]:
         """Of each minibatch the places among ``mine``; those that other processes learn from are left out."""
@@ -237,6 +262,8 @@ class RolloutTrainer:
         """
         done = step + 1
         told: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures}
+        if self._objective is not None:
+            told |= self._objective.sampler_figures(self.world)
         told["seconds"] = time.monotonic() - self._started
         every, last = self._hooks.evaluate_every, done == self.plan.steps
         evaluated: Mapping[str, float] = {}
@@ -253,6 +280,11 @@ class RolloutTrainer:
             raise Stopped.after(done, self.plan.steps)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _recorded(self) -> bool:
+        """Whether ratios are to the log-probs that were recorded."""
+        return not self.online and self.correction is Correction.NONE
 
     @property
     def _rows(self) -> int:
@@ -289,6 +321,7 @@ class RolloutTrainer:
             "sizes": list(self.plan.sizes),
             "data": digest_of(self._collected) if self._collected else digest_of([work.problems]),
             "task": None if work.task is None else work.task.name,
+            **({} if self.correction is Correction.NONE else {"sampler_correction": self.correction.value}),
         }
 
     @contextmanager

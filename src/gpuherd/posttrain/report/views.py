@@ -77,8 +77,8 @@ _ESTIMATORS = {
     "k3": "estimated from the sampled tokens' log-probs, k3",
 }
 _USUAL_CURVES = (
-    "loss", "reward", "correct", "kl", "entropy", "value_loss", "policy_loss", "accuracy", "length", "grad_norm",
-    "validation_loss", "validation_accuracy", "validation_auroc",
+    "loss", "reward", "correct", "kl", "entropy", "sampler_kl", "value_loss", "policy_loss", "accuracy", "length",
+    "grad_norm", "validation_loss", "validation_accuracy", "validation_auroc",
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ mismatch: Yao et al. 2025, "Your efficient RL framework secretly brings you off-
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -22,10 +24,13 @@ class Correction(StrEnum):
     """Which factor a token's gradient gets; C is the cap, w a token's weight, and W a sequence's: their product."""
 
     NONE = "none"  # 1
-    TOKENS = "tokens"  # min(w, C)
-    SEQUENCES = "sequences"  # min(W, C)
-    MASKED_TOKENS = "masked_tokens"  # w where it is in [1/C, C], else 0
-    MASKED_SEQUENCES = "masked_sequences"  # W where it is in [1/C, C], else 0
+    TOKEN = "token"  # noqa: S105 - no password: min(w, C)
+    SEQUENCE = "sequence"  # min(W, C)
+    MASKED_TOKEN = "masked_token"  # noqa: S105 - no password: w where it is in [1/C, C], else 0
+    MASKED_SEQUENCE = "masked_sequence"  # W where it is in [1/C, C], else 0
+
+
+ROUNDING = 1e-4  # nats: log-probs of one token by the same weights in other batches differ by less in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,27 @@ class Mismatch:
     gap: float
     kl: float
 
+    def figures(self) -> dict[str, float]:
+        """For the curves of a training; none where the log-probs differ by rounding alone."""
+        if self.gap <= ROUNDING:
+            return {}
+        return {"sampler_weight": self.mean, "sampler_weight_max": self.max, "sampler_kl": self.kl}
+
+
+def pooled(parts: Sequence[Mismatch | None]) -> Mismatch | None:
+    """The figures of several batches together; None where none of them has any."""
+    known = [each for each in parts if each is not None]
+    tokens = sum(each.tokens for each in known)
+    if not tokens:
+        return None
+    return Mismatch(
+        tokens,
+        math.fsum(each.tokens * each.mean for each in known) / tokens,
+        max(each.max for each in known),
+        max(each.gap for each in known),
+        math.fsum(each.tokens * each.kl for each in known) / tokens,
+    )
+
 
 def mismatch(train: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> Mismatch | None:
     """The figures of a batch; None where no token has both log-probs.
@@ -54,12 +80,15 @@ def mismatch(train: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> 
             one is not known.
         mask: which tokens the policy drew, the same shape, bool.
     """
+    import torch
+
     log_w, known = _log_weights(train, sampler, mask)
     found = log_w[known]
     if not found.numel():
         return None
     w = found.exp()
-    return Mismatch(found.numel(), float(w.mean()), float(w.max()), float(found.abs().max()), float(-found.mean()))
+    mean, most, gap, kl = torch.stack([w.mean(), w.max(), found.abs().max(), -found.mean()]).tolist()
+    return Mismatch(found.numel(), mean, most, gap, kl)
 
 
 def importance_weights(
@@ -79,12 +108,12 @@ def importance_weights(
     log_w, _ = _log_weights(train, sampler, drawn)
     if correction is Correction.NONE:
         return drawn.float()
-    if correction in (Correction.SEQUENCES, Correction.MASKED_SEQUENCES):
+    if correction in (Correction.SEQUENCE, Correction.MASKED_SEQUENCE):
         log_w = log_w.sum(dim=-1, keepdim=True).expand_as(log_w)
     # In logs: the product of a long answer's weights may be more than a float holds.
     bound = torch.tensor(cap, dtype=torch.float64).log()
     factor = log_w.clamp(max=bound).exp()
-    if correction in (Correction.MASKED_TOKENS, Correction.MASKED_SEQUENCES):
+    if correction in (Correction.MASKED_TOKEN, Correction.MASKED_SEQUENCE):
         factor = factor.masked_fill(log_w.abs() > bound, 0.0)
     return factor.masked_fill(~drawn, 0.0).float()
 

@@ -1,4 +1,5 @@
-"""A policy that vLLM decodes while data is collected, where vLLM is installed (``generation.backend: vllm``).
+"""A policy that vLLM decodes, where vLLM is installed: while data is collected (``generation.backend: vllm``) and in
+evaluations (``evaluation.backend: vllm``).
 
 Draws have seeds of their own, keyed by (seed, prefix, sample) as in ``Sampler``, but they are vLLM's draws, and vLLM's
 log-probs are not the same to the last bit in another batch: where two tokens are that close, a draw may come out
@@ -11,6 +12,7 @@ and none else.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -37,6 +39,8 @@ _MOST_SHARE = 0.95
 
 Start = Callable[[int], Backend]  # an engine with room for so many positions
 
+COLLECTING, EVALUATING = "generation.backend", "evaluation.backend"  # the keys that ask for it
+
 
 class VllmSampler(RolloutBackend):
     """A plain model, decoded by vLLM. The engine starts when it is first used, and again where a longer prompt comes.
@@ -46,16 +50,23 @@ class VllmSampler(RolloutBackend):
     """
 
     def __init__(
-        self, policy: Policy, precision: Precision, device: str, sampling: Sampling, *, start: Start | None = None
+        self,
+        policy: Policy,
+        precision: Precision,
+        device: str,
+        sampling: Sampling,
+        *,
+        start: Start | None = None,
+        key: str = COLLECTING,
     ):
-        """``start`` starts the engine; None: vLLM's on ``device``."""
-        refuse(policy)
+        """``start`` starts the engine; None: vLLM's on ``device``. ``key``: what asked for it, for messages."""
+        refuse(policy, key)
         options = _options(precision, device)
         if start is None:
-            require_vllm(policy.model, precision)
+            require_vllm(policy.model, precision, key)
         tokenizer, end_ids, self._places = _read(policy.model)
         super().__init__(tokenizer, end_ids, sampling)
-        self._tempered = sampling.top_p == 1 and sampling.top_k == 0
+        self._tempered = _is_whole(sampling)
         self._start = start or (lambda positions: self._started(policy.model, options, precision, device, positions))
         self._engine: Backend | None = None
         self._positions = 0
@@ -79,10 +90,17 @@ class VllmSampler(RolloutBackend):
         needed = max(len(each.token_ids) + (each.most or self.sampling.max_new_tokens) for each in prompts)
         how = self._decoding(samples, first_sample, greedy=greedy, tempered=self._tempered)
         answers = self._with_room(needed).decode(prompts, how)
-        # Greedy answers have no temperature: vLLM reports their log-probs at 1.
-        known = self.sampling.temperature == 1 or (self._tempered and not greedy)
         found = [tuple(continuation_of(each) for each in generations_of(answer)) for answer in answers]
-        return found if known else [tuple(map(_without_log_probs, each)) for each in found]
+        return (
+            found
+            if reports_log_probs(self.sampling, greedy=greedy)
+            else [tuple(map(_without_log_probs, each)) for each in found]
+        )
+
+    def release(self) -> None:
+        """Ends the engine, whose memory is then free for other models. The next continuation starts another."""
+        self._engine, self._positions = None, 0
+        gc.collect()  # vLLM ends its processes when nothing refers to the engine any more, and it refers to itself
 
     def _with_room(self, positions: int) -> Backend:
         """The engine, started anew where it has no room for so many positions."""
@@ -91,7 +109,7 @@ class VllmSampler(RolloutBackend):
         if self._engine is None or positions > self._positions:
             if self._engine is not None:
                 logger.info("vLLM starts again with room for %d tokens, %d before", positions, self._positions)
-            self._engine = None  # frees the memory of the one before
+            self.release()
             self._engine, self._positions = self._start(positions), positions
         return self._engine
 
@@ -112,22 +130,28 @@ class VllmSampler(RolloutBackend):
         )
 
 
-def require_vllm(model: str, precision: Precision) -> None:
+def require_vllm(model: str, precision: Precision, key: str = COLLECTING) -> None:
     """Raises MissingExtra where vLLM is not installed, UsageError for a model in 8 bits, which it can't load."""
     from gpuherd.lm.vllm import require
 
-    require(_options(precision, "cpu"), model, asked_by="generation.backend=vllm")
+    require(_options(precision, "cpu"), model, asked_by=f"{key}=vllm")
 
 
-def refuse(policy: Policy) -> None:
+def refuse(policy: Policy, key: str = COLLECTING) -> None:
     """Raises UsageError for a policy that is more than a model's own weights."""
     if policy.guide is not None:
-        raise UsageError(f"vLLM decodes no guided policy ({policy.guide.classifier}); set generation.backend=hf")
+        raise UsageError(f"vLLM decodes no guided policy ({policy.guide.classifier}); set {key}=hf")
     if policy.adapter is not None:
         raise UsageError(
-            f"generation.backend=vllm decodes no policy with an adapter ({policy.adapter}); set generation.backend=hf, "
-            "or train all weights (lora: null)"
+            f"{key}=vllm decodes no policy with an adapter ({policy.adapter}); set {key}=hf, or train all weights "
+            "(lora: null)"
         )
+
+
+def reports_log_probs(sampling: Sampling, *, greedy: bool) -> bool:
+    """Whether vLLM's log-probs of such continuations are at the sampling temperature: of cut draws it reports those at
+    temperature 1, and of greedy answers, which have no temperature, too."""
+    return sampling.temperature == 1 or (_is_whole(sampling) and not greedy)
 
 
 def planned_share(model: str, dtype: str | None, sampling: Sampling, positions: int) -> float:
@@ -155,6 +179,10 @@ def share_of(needed: int, total: int) -> float:
     (0.125, 0.95)
     """
     return min(_MOST_SHARE, math.ceil(1000 * needed / total) / 1000)
+
+
+def _is_whole(sampling: Sampling) -> bool:
+    return sampling.top_p == 1 and sampling.top_k == 0
 
 
 def _options(precision: Precision, device: str) -> Any:

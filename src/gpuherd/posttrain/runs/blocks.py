@@ -182,6 +182,7 @@ class EvaluationSettings:
         num_samples, max_examples: completions a problem; problems of the split, 0: all.
         split, greedy, pass_at, majority_at, tie, kl, kl_samples, resamples, confidence: as in ``EvaluationOptions``.
         base: evaluate the reference models too.
+        backend: what decodes them; guided policies and adapters by transformers alone.
         shards: jobs that share an evaluation's problems; None: as many as there are GPUs for. Results don't depend on
             it. Kept when a run goes on.
     """
@@ -200,6 +201,7 @@ class EvaluationSettings:
     resamples: int = 1000
     confidence: float = 0.95
     base: bool = True
+    backend: BackendName = BackendName.HF
     shards: int | None = None
 
     def __post_init__(self) -> None:

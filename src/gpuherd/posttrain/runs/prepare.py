@@ -21,7 +21,7 @@ from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_oth
 from gpuherd.posttrain.preference.reward_model import refuse_base
 from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.rollout.lengths import Texts, check_lengths
-from gpuherd.posttrain.rollout.vllm import require_vllm
+from gpuherd.posttrain.rollout.vllm import COLLECTING, EVALUATING, require_vllm
 from gpuherd.posttrain.runs.blocks import DTYPES
 from gpuherd.posttrain.runs.settings import AlgorithmConfig, Settings
 from gpuherd.posttrain.types import BackendName, Problem, Split, Task
@@ -120,9 +120,10 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     Raises UsageError, MissingModel, BadModel; what reading data raises.
     """
     choices = settings.choices()
-    if settings.generation.backend is BackendName.VLLM:
-        for family in settings.families().values():
-            require_vllm(family.reference, settings.system.precision)
+    for key, block in ((COLLECTING, settings.generation), (EVALUATING, settings.evaluation)):
+        if block.backend is BackendName.VLLM:
+            for family in settings.families().values():
+                require_vllm(family.reference, settings.system.precision, key)
     problems: dict[str, int] = {}
     evaluated: dict[str, int] = {}
     splits: dict[str, Mapping[Split, int]] = {}

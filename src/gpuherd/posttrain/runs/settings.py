@@ -22,6 +22,7 @@ from gpuherd.posttrain.algos.registry import algorithm_class, canonical
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.engine.options import StepOptions, Strategy
 from gpuherd.posttrain.rewards.function import FunctionName
+from gpuherd.posttrain.rollout.vllm import reports_log_probs
 from gpuherd.posttrain.runs.blocks import (
     DataCollection,
     Dataset,
@@ -254,8 +255,9 @@ class Settings:
                 del told["reward"]
         if self.evaluation.shards is None:  # a run of an earlier version, which had no such key, is the same run
             del values["evaluation"]["shards"]
-        if self.generation.backend is BackendName.HF:
-            del values["generation"]["backend"]  # as in runs of versions that had no other
+        for block in ("generation", "evaluation"):
+            if getattr(self, block).backend is BackendName.HF:
+                del values[block]["backend"]  # as in runs of versions that had no other
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -294,6 +296,8 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     settings.evaluation.options(settings.data_collection.seed)
     if settings.generation.backend is BackendName.VLLM:
         _check_vllm(settings, choices)
+    if settings.evaluation.backend is BackendName.VLLM:
+        _check_evaluation_by_vllm(settings, choices)
     return settings
 
 
@@ -313,6 +317,34 @@ def _check_vllm(settings: Settings, choices: Sequence[AlgorithmConfig]) -> None:
                 f"generation.backend=vllm: algos.{choice.name}.lora makes policies with an adapter, which it can't "
                 "decode in later rounds; set generation.backend=hf, or train all weights (lora: null)"
             )
+
+
+def _check_evaluation_by_vllm(settings: Settings, choices: Sequence[AlgorithmConfig]) -> None:
+    """Raises UsageError for a policy that vLLM can't decode, and a divergence that its log-probs don't give."""
+    for choice in choices:
+        if choice.guided:
+            raise UsageError(
+                f"evaluation.backend=vllm: policies of algos.{choice.name} are guided, which it can't decode; set "
+                "evaluation.backend=hf"
+            )
+        if getattr(choice.options, "lora", None) is not None:
+            raise UsageError(
+                f"evaluation.backend=vllm: algos.{choice.name}.lora makes policies with an adapter, which it can't "
+                "decode; set evaluation.backend=hf, or train all weights (lora: null)"
+            )
+    for name, family in settings.families().items():
+        if family.adapter is not None:
+            raise UsageError(
+                f"evaluation.backend=vllm: models.{name}.adapter can't be decoded by it; set evaluation.backend=hf, or "
+                "merge the adapter first with 'gpuherd merge'"
+            )
+    told, sampling = settings.evaluation, settings.generation.sampling(0)
+    if told.kl in ("k1", "k3") and not reports_log_probs(sampling, greedy=told.greedy):
+        raise UsageError(
+            f"evaluation.kl={told.kl} is of log-probs at the sampling temperature, which vLLM does not report of "
+            f"{'greedy answers' if told.greedy else 'cut draws'}; set evaluation.kl=exact or none, "
+            "generation.temperature=1, or evaluation.backend=hf"
+        )
 
 
 def absolute(settings: Settings) -> Settings:

@@ -32,6 +32,7 @@ from gpuherd.posttrain.runs.plan import Phase, Step
 from gpuherd.posttrain.runs.prepare import make_dataset, reward_input
 from gpuherd.posttrain.runs.settings import AlgorithmConfig, Settings
 from gpuherd.posttrain.types import (
+    BackendName,
     Collecting,
     Comparison,
     Policy,
@@ -219,6 +220,7 @@ def _training(work: Work, world: World) -> Training:
         digests=world.broadcast({name: each.sha256 for name, each in models.items()} if world.is_main else {}),
         reward_batch_size=settings.data_collection.reward_batch_size,
         extra={"hooks": Hooks(stopping=work.stopping)},
+        backend=settings.generation.backend,
     )
 
 
@@ -260,7 +262,8 @@ def evaluate(work: Work) -> dict[str, Any]:
         device=work.device,
         gpus=0 if work.device == "cpu" else 1,
         reward_batch_size=settings.data_collection.reward_batch_size,
-        versions=versions(),
+        versions=versions(settings.evaluation.backend),
+        backend=settings.evaluation.backend,
     )
     figures: dict[str, Any] = {}
     if step.shards == 1:
@@ -272,12 +275,12 @@ def evaluate(work: Work) -> dict[str, Any]:
     return {**figures, "seconds_last_start": time.monotonic() - started}
 
 
-def versions() -> dict[str, str]:
+def versions(backend: BackendName = BackendName.HF) -> dict[str, str]:
     """Of what computes, for the record."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"gpuherd": __version__}
-    for name in ("torch", "transformers"):
+    for name in ("torch", "transformers", *(["vllm"] if backend is BackendName.VLLM else [])):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
