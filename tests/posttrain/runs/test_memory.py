@@ -78,8 +78,9 @@ def test_a_chunked_loss_holds_what_is_planned(
 
     ours, whole = planned(loss="chunked", chunk=positions * VOCABULARY), planned(loss="whole")
     assert real <= ours
-    assert ours - real < whole - real
     assert ours < 1.35 * real
+    if positions < ROWS * NEW:  # else the chunk is the whole logits
+        assert ours - real < whole - real
 
 
 def test_logits_of_the_types_that_are_planned_so_are_what_their_head_answers() -> None:
