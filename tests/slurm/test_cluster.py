@@ -73,7 +73,8 @@ def test_nothing_is_installed_where_that_can_not_be(machine: Machine) -> None:
 def test_nothing_is_installed_where_all_is_there(machine: Machine) -> None:
     machine.has("apt-get")
     of_slurm = ("slurmctld", "slurmd", "slurmdbd", "munged", "sbatch", "mariadbd", "ip")
-    for title, names in (("SLURM", of_slurm), ("Grid Engine", (*gridengine.DAEMONS, "qsub", "qstat"))):
+    of_gridengine = (*gridengine.DAEMONS, "qsub", "qstat")
+    for title, names in (("SLURM", of_slurm), ("Grid Engine", of_gridengine), ("Chromium", ("chromium",))):
         for name in names:
             said, ran = machine.run()
             assert f"installing {title}'s packages" in said and ran, f"{name} is missing"
@@ -87,17 +88,18 @@ def test_packages_are_fetched_before_any_is_unpacked(machine: Machine) -> None:
     machine.has("apt-get", "cat")  # and asks nobody
     said, ran = machine.run()
     assert "skipped" not in said
-    assert [" update" in line for line in ran] == [True, False, False, False, False]
-    assert ["--download-only" in line for line in ran] == [False, True, False, True, False]
+    assert [" update" in line for line in ran] == [True] + 6 * [False]
+    assert ["--download-only" in line for line in ran] == [False, True, False, True, False, True, False]
     assert all(line.endswith(PACKAGES) for line in ran[1:3])
-    assert all(line.endswith(gridengine.PACKAGES) for line in ran[3:])
+    assert all(line.endswith(gridengine.PACKAGES) for line in ran[3:5])
+    assert all(line.endswith(" chromium") for line in ran[5:])
 
 
 @pytest.mark.parametrize("script", ["exit 100", "kill -9 $$"])
 def test_without_a_mirror_the_tests_run_all_the_same(machine: Machine, script: str) -> None:
     machine.has("apt-get", script)
     said, ran = machine.run()
-    assert said.count("can't be installed here; its tests are skipped") == 2 and len(ran) == 1
+    assert said.count("can't be installed here; its tests are skipped") == 3 and len(ran) == 1
 
 
 def test_an_installation_is_given_up_after_a_while(machine: Machine) -> None:
