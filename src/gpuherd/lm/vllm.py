@@ -110,6 +110,13 @@ class VllmBackend:
                 drawn[place] = found
         return [Decoded(greedy.get(place), tuple(drawn.get(place, ()))) for place in range(len(prompts))]
 
+    def close(self) -> None:
+        """Ends the engine's processes, whose memory is then free; nothing can be decoded any more.
+
+        Without it they outlive the last reference to the engine.
+        """
+        self._llm.llm_engine.engine_core.shutdown()
+
     def record(self) -> Mapping[str, Any]:
         """See ``Backend``."""
         import torch

@@ -38,6 +38,7 @@ class Engine:
         self.sampler = sampler
         self.started: list[int] = []
         self.asked: list[tuple[Sequence[PromptTokens], Decoding]] = []
+        self.closed = 0
 
     def start(self, positions: int) -> Engine:
         self.started.append(positions)
@@ -49,6 +50,9 @@ class Engine:
 
     def record(self) -> dict[str, Any]:
         return {}
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +88,10 @@ def test_it_starts_once_and_again_for_a_longer_prompt(
     assert engine.started == []
     for length in (2, 1, 2, 4, 10):  # and six tokens behind it
         sampler.continuations([Prefix("a", (5,) * length)])
-    assert engine.started == [8, 16]
+    assert engine.started == [8, 16] and engine.closed == 1  # never two in memory
+    sampler.release()
+    sampler.release()
+    assert engine.closed == 2
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(hf: Sampler, policy_model: Path) -> None:

@@ -12,7 +12,6 @@ and none else.
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -99,8 +98,9 @@ class VllmSampler(RolloutBackend):
 
     def release(self) -> None:
         """Ends the engine, whose memory is then free for other models. The next continuation starts another."""
+        if (close := getattr(self._engine, "close", None)) is not None:
+            close()
         self._engine, self._positions = None, 0
-        gc.collect()  # vLLM ends its processes when nothing refers to the engine any more, and it refers to itself
 
     def _with_room(self, positions: int) -> Backend:
         """The engine, started anew where it has no room for so many positions."""
