@@ -42,6 +42,7 @@ def test_the_demo_of_answers(tmp_path: Path) -> None:
         "incorrect": 200 - sum(right) - empty,
         "not_attempted": empty,
         "unparsed": 0,
+        "nan": 0,
     }
     assert abs(counts["judge"]["correct"] - sum(right)) < 30
     assert counts["broken"]["correct"] > 190
