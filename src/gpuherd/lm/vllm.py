@@ -18,6 +18,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from multiprocessing import active_children
 from typing import Any
 
 from gpuherd.errors import MissingExtra, UsageError
@@ -30,6 +31,7 @@ from gpuherd.models.memory.weights import Precision, split_precision
 from gpuherd.models.names import ModelRef
 from gpuherd.models.place.request import agreed_precision
 
+_ENDING_S = 20.0  # that vLLM's processes have to end by themselves
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
 
@@ -66,6 +68,7 @@ class VllmBackend:
         except ImportError as problem:
             raise _missing(str(problem)) from None
         self._vllm = vllm
+        before = {each.pid for each in active_children()}
         self._llm: Any = vllm.LLM(
             **engine_settings(
                 model,
@@ -79,6 +82,7 @@ class VllmBackend:
                 share=share,
             )
         )
+        self._processes = [each for each in active_children() if each.pid not in before]
         self._tempered = tempered
         self._tokenizer: Any = self._llm.get_tokenizer()
 
@@ -116,6 +120,11 @@ class VllmBackend:
         Without it they outlive the last reference to the engine.
         """
         self._llm.llm_engine.engine_core.shutdown()
+        for process in self._processes:  # shutting down asks them to end, and does not wait for it
+            process.join(_ENDING_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
     def record(self) -> Mapping[str, Any]:
         """See ``Backend``."""
