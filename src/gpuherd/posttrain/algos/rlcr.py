@@ -23,9 +23,9 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.policy_gradient.plan import mean
+from gpuherd.posttrain.rewards.answers import CONFIDENCE
 from gpuherd.posttrain.types import Collecting, Policy, Problem, Reward, Rollout, Row, Split, Task, Training
 
-_TAG = re.compile(r"<confidence>(.*?)</confidence>", re.IGNORECASE | re.DOTALL)
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*")
 _WRONG_FORM = -1.0  # as of an answer that is sure and wrong
 
@@ -114,7 +114,7 @@ class Calibrated:
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """What each completion earns. Raises what the task raises."""
         plain = [replace(each, prompt=each.prompt.removesuffix(self._instruction)) for each in problems]
-        judged = self._task.rewards(plain, [_TAG.sub("", each) for each in completions])
+        judged = self._task.rewards(plain, [CONFIDENCE.sub("", each) for each in completions])
         if not self._paid:
             return judged
         return [payment(each, confidence_in(text)) for each, text in zip(judged, completions, strict=True)]
@@ -150,7 +150,7 @@ def confidence_in(text: str) -> float | None:
     """
     from gpuherd.qa.span import answer_in
 
-    found = _TAG.findall(answer_in(text))
+    found = CONFIDENCE.findall(answer_in(text))
     number = _NUMBER.fullmatch(found[0]) if len(found) == 1 else None
     if number is None:
         return None

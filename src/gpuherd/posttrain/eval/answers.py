@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.posttrain.eval.results import Estimator, read_values, write_values
-from gpuherd.posttrain.rewards.answers import VALUE
+from gpuherd.posttrain.rewards.answers import CONFIDENCE, VALUE
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.grading.formulas import formula_of, normalised_formula, result_of
 from gpuherd.qa.numbers import number_of
@@ -100,8 +99,6 @@ def _read(path: Path, number: int, line: bytes) -> AnsweredProblem:
 
 # ---- which completions gave the same answer
 
-_CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.IGNORECASE | re.DOTALL)  # stated beside an answer
-
 
 def asks_for_number(problem: Problem) -> bool:
     """Whether the right result of a problem is a number, so that answers to it are compared by theirs.
@@ -127,7 +124,7 @@ def answer_of(text: str, *, number: bool = False) -> str | None:
     >>> answer_of("9 <confidence>0.7</confidence>", number=True)
     '9'
     """
-    text = _CONFIDENCE.sub("", answer_in(text))
+    text = CONFIDENCE.sub("", answer_in(text))
     result = result_of(text) if number else None
     formula = formula_of(text) if result is None else result
     value = number_of(formula)

@@ -9,6 +9,7 @@ processes side by side (``qa.grading.formulas``, 10 to 960 ms a pair), and the s
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +22,8 @@ from gpuherd.qa.record import Question
 from gpuherd.qa.span import answer_in
 
 VALUE = "value"  # the hidden part of a problem that has its bare result
+# What an answer states its confidence in, beside the answer itself.
+CONFIDENCE = re.compile(r"<confidence>(.*?)</confidence>", re.IGNORECASE | re.DOTALL)
 _MOST_PROCESSES = 4
 _MOST_KEPT = 100_000  # compared pairs that are remembered
 
