@@ -27,6 +27,8 @@ _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9_])?")
 _PLAIN_REVISION = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Of files that hold weights.
+WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LOCAL_STARTS = ("/", "./", "../", "~")
 
 
@@ -52,6 +54,14 @@ class ModelRef:
 def quoted(text: str) -> str:
     """A repr for error messages: no control characters, and cut after 80 characters."""
     return repr(text) if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]!r}... ({len(text)} characters)"
+
+
+def is_there(text: str) -> bool:
+    """Whether there is a file or folder of this name; not where that can't be looked at."""
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def parse_model(text: str) -> ModelRef:

@@ -12,8 +12,7 @@ import json
 import logging
 import re
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from gpuherd.models.checkpoints.hub import (
     WAITS,
     Listing,
     NoNetwork,
-    Patience,
     choose_files,
     is_offline,
     list_repo,
@@ -52,7 +50,7 @@ from gpuherd.models.checkpoints.open import (
 )
 from gpuherd.models.checkpoints.safetensors import MAX_HEADER_BYTES, parse_header
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor
-from gpuherd.models.names import ModelRef, quoted, safe_filename
+from gpuherd.models.names import WEIGHT_ENDINGS, ModelRef, quoted, safe_filename
 from gpuherd.models.tensors.source import TensorInfo
 
 _log = logging.getLogger(__name__)
@@ -89,12 +87,7 @@ class OnlyAdapter(BadModel):
     """What was named as a model is an adapter without its base."""
 
 
-def read_remote(
-    ref: ModelRef,
-    *,
-    waits: Sequence[float] = WAITS,
-    sleep: Callable[[float], None] = time.sleep,
-) -> RemoteModel:
+def read_remote(ref: ModelRef, *, waits: Sequence[float] = WAITS) -> RemoteModel:
     """The config and the tensors' headers of a model of the Hub.
 
     The Hub is queried for the commit of the revision, and for nothing more if that one is known already. Offline, and
@@ -113,12 +106,11 @@ def read_remote(
             return known
     if is_offline():
         return _remembered(ref, kept, None)
-    patience = Patience(waits, sleep)
     try:
-        listing = patiently(lambda: list_repo(ref), ref, patience)
+        listing = patiently(lambda: list_repo(ref), ref, waits)
         model = kept.read(listing.commit)
         if model is None:
-            model = _ask(ref, listing, patience)
+            model = _ask(ref, listing, waits)
             kept.write(model)
         kept.point_to(listing.commit)
         return model
@@ -180,32 +172,30 @@ def _remembered(ref: ModelRef, kept: _Kept, problem: str | None) -> RemoteModel:
     return model
 
 
-def _ask(ref: ModelRef, listing: Listing, patience: Patience) -> RemoteModel:
+def _ask(ref: ModelRef, listing: Listing, waits: Sequence[float]) -> RemoteModel:
     """Reads the headers of one commit."""
     sizes = {file.name: file.size for file in listing.files}
     if ADAPTER_CONFIG in sizes and "config.json" not in sizes:
         raise OnlyAdapter(
             f"model {quoted(ref.text)} is an adapter, no model of its own; name its base, and this as its adapter"
         )
-    config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, patience) if "config.json" in sizes else {}
+    config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, waits) if "config.json" in sizes else {}
     chosen = choose_files(listing.names, ref)
-    weights = [name for name in chosen if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))]
+    weights = [name for name in chosen if name.endswith(WEIGHT_ENDINGS)]
     tensors: dict[str, TensorInfo] = {}
     if weights and weights[0].endswith(".safetensors"):
-        weight_map = _weight_map(ref, listing, weights, patience)
+        weight_map = _weight_map(ref, listing, weights, waits)
         weights = sorted(set(weight_map.values())) if weight_map else _weight_files(ref, weights)
-        tensors = _merge(
-            ref, _headers(ref, listing.commit, {name: sizes[name] for name in weights}, patience), weight_map
-        )
+        tensors = _merge(ref, _headers(ref, listing.commit, {name: sizes[name] for name in weights}, waits), weight_map)
     return RemoteModel(listing.commit, config, tensors, sum(sizes[name] or 0 for name in weights))
 
 
-def _weight_map(ref: ModelRef, listing: Listing, found: Sequence[str], patience: Patience) -> Mapping[str, str]:
+def _weight_map(ref: ModelRef, listing: Listing, found: Sequence[str], waits: Sequence[float]) -> Mapping[str, str]:
     """Which of the weight files each tensor is in, by the index; empty for a model without one. Raises BadModel."""
     if _SINGLE in found or _INDEX not in listing.names:
         return {}
     weight_map = weight_map_of(
-        _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, patience), partial(unreadable, ref, _INDEX)
+        _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, waits), partial(unreadable, ref, _INDEX)
     )
     for tensor, shard in weight_map.items():
         if shard not in found:
@@ -236,12 +226,12 @@ def _weight_files(ref: ModelRef, found: Sequence[str]) -> list[str]:
 
 
 def _headers(
-    ref: ModelRef, commit: str, sizes: Mapping[str, int | None], patience: Patience
+    ref: ModelRef, commit: str, sizes: Mapping[str, int | None], waits: Sequence[float]
 ) -> list[list[StoredTensor]]:
     """The tensors of each file. Several files are read at once."""
     with ThreadPoolExecutor(min(AT_ONCE, len(sizes))) as pool:
         futures = {
-            name: pool.submit(patiently, lambda name=name, size=size: _header(ref, commit, name, size), ref, patience)
+            name: pool.submit(patiently, lambda name=name, size=size: _header(ref, commit, name, size), ref, waits)
             for name, size in sizes.items()
         }
         try:
@@ -292,9 +282,9 @@ def _merge(
     return {name: tensor.info for name, tensor in stored.items()}
 
 
-def _read_json(ref: ModelRef, listing: Listing, name: str, limit: int, patience: Patience) -> dict[str, Any]:
+def _read_json(ref: ModelRef, listing: Listing, name: str, limit: int, waits: Sequence[float]) -> dict[str, Any]:
     """A JSON object from a file of the repository. Raises BadModel."""
-    text = patiently(lambda: read_range(ref, listing.commit, name, 0, limit + 1), ref, patience)
+    text = patiently(lambda: read_range(ref, listing.commit, name, 0, limit + 1), ref, waits)
     if len(text) > limit:
         raise unreadable(ref, name, f"has more than {limit} bytes, too many for such a file")
     return json_object(text, partial(unreadable, ref, name))

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.errors import BadModel
-from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_bytes, rows_of, unchanged
+from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_rows, rows_of, unchanged
 from gpuherd.models.tensors.source import ITEM_BITS, FloatArray, Run, TensorInfo, stored_bytes
 
 # ---- which format ----------------------------------------------------------------------------------------------------
@@ -138,28 +138,19 @@ def integers(tensor: StoredTensor, rows: Run | None = None, columns: Run | None 
     height, width = rows_of(tensor.info.shape) if tensor.info.shape else (1, 1)
     (top, bottom), (left, right) = rows or (0, height), columns or (0, width)
     item = stored_bytes(tensor.info.dtype, 1) or 1
-    with unchanged(tensor.file) as fd:
-        raw = read_bytes(
-            fd,
-            tensor.offset + (top * width + left) * item,
-            (bottom - top, (right - left) * item),
-            width * item,
-            f"tensor {tensor.info.name!r} of {tensor.file.path}",
-        )
+    raw = integers_of(
+        tensor, tensor.offset + top * width * item, (0, bottom - top), (left * item, right * item), width * item
+    )
     found = raw.view(_INTEGERS[tensor.info.dtype])
     return found.reshape(tensor.info.shape) if rows is None and columns is None else found
 
 
 def integers_of(tensor: StoredTensor, offset: int, rows: Run, columns: Run, apart: int) -> npt.NDArray[np.uint8]:
     """Bytes of a tensor seen as rows of ``apart`` bytes, whatever its shape says."""
+    found = np.empty((rows[1] - rows[0], columns[1] - columns[0]), np.uint8)
     with unchanged(tensor.file) as fd:
-        return read_bytes(
-            fd,
-            offset + rows[0] * apart + columns[0],
-            (rows[1] - rows[0], columns[1] - columns[0]),
-            apart,
-            f"tensor {tensor.info.name!r} of {tensor.file.path}",
-        )
+        read_rows(fd, offset + rows[0] * apart + columns[0], found, apart, tensor.label)
+    return found
 
 
 def _product(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> Float32:

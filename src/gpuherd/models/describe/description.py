@@ -175,6 +175,9 @@ class Peaks:
     inputs: tuple[SharedInput, ...] = ()
 
 
+Kind = Literal["embedding", "layer", "norm", "head", "other"]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A part of the model that lies on one GPU as a whole.
@@ -187,7 +190,7 @@ class Block:
     """
 
     name: str
-    kind: Literal["embedding", "layer", "norm", "head", "other"]
+    kind: Kind
     tensors: tuple[Tensor, ...]
     cache: LayerCache | None = None
     peaks: str | None = None

@@ -27,7 +27,7 @@ from gpuherd.models.describe.known_models import (
     with_shipped_peaks,
 )
 from gpuherd.models.describe.process import described, may_know
-from gpuherd.models.names import ModelRef, parse_model, quoted
+from gpuherd.models.names import WEIGHT_ENDINGS, ModelRef, is_there, parse_model, quoted
 from gpuherd.options import nearest
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _WAITS = (1.0,)
 # What files and the Hub are read with; known names and configs want neither.
 EXTRAS = {"numpy": "plan", "huggingface_hub": "plan"}
-_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 
 def read_architecture(text: str, *, training: bool = False) -> Architecture:
@@ -57,7 +56,7 @@ def read_architecture(text: str, *, training: bool = False) -> Architecture:
         MissingExtra: numpy or huggingface_hub is not installed, and this model wants it.
     """
     known = known_model(text)
-    if known is not None and not _exists(text):
+    if known is not None and not is_there(text):
         return _of_known(known, text, training)
     ref = parse_model(text)
     with naming_extras(EXTRAS, "plans of model files need"):
@@ -67,13 +66,6 @@ def read_architecture(text: str, *, training: bool = False) -> Architecture:
 def read_for_training(text: str) -> Architecture:
     """``read_architecture`` with what training steps need."""
     return read_architecture(text, training=True)
-
-
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):
-        return False
 
 
 def _of_known(known: KnownModel, text: str, training: bool) -> Architecture:
@@ -217,7 +209,7 @@ def _has_weights(folder: Path) -> bool:
         names = [path.name for path in folder.iterdir()]
     except OSError as problem:
         raise BadModel(f"{quoted(str(folder))} can't be listed: {problem.strerror}") from None
-    return any(Path(name).suffix.lower() in _WEIGHTS or name.endswith(".index.json") for name in names)
+    return any(name.lower().endswith(WEIGHT_ENDINGS) or name.endswith(".index.json") for name in names)
 
 
 def _of_config(folder: Path, text: str, training: bool) -> Architecture:

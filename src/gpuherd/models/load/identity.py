@@ -37,7 +37,6 @@ from gpuherd.runs.console import of_bytes
 _LARGE = 32 << 20
 _END = 1 << 20
 _PIECES, _PIECE = 64, 16 << 10
-_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.spm", "*.bpe", "*.vocab", "*.py")
 _READ_BEFORE = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".safetensors", ".bin", ".pt", ".pth", ".py")
 _READ = (*_READ_BEFORE, ".bpe", ".vocab", ".gguf")
 # hashlib lets other threads run: with several files at once neither a disk nor a core is what the others wait for.
@@ -139,7 +138,7 @@ def _folder(ref: ModelRef) -> Path:
 
     from gpuherd.models.checkpoints.hub import locate_small
 
-    return locate_small(ref, _SMALL_FILES)
+    return locate_small(ref)
 
 
 def _of_all(digests: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import StoredTensor
 from gpuherd.models.lora.update import Merged
+from gpuherd.models.names import WEIGHT_ENDINGS
 from gpuherd.models.tensors.kinds import BaseNames, Ties, classify, is_input_embedding, ties_of
 from gpuherd.models.tensors.source import BY_TORCH, READABLE, TensorInfo, stored_bytes
 
@@ -285,7 +286,6 @@ _TOKENIZER = (
 # What else of the base belongs to a model that was made from it. Its card would describe another model.
 _OTHERS = ("generation_config.json", "preprocessor_config.json", "processor_config.json", "*.py", "license*", "notice*")
 _TEMPLATES = "additional_chat_templates"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _CLASSIFIERS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
 _CLASSIFIER_HEADS = ("score.weight", "classifier.weight", "classifier.out_proj.weight")
 
@@ -371,7 +371,7 @@ def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
     found = {
         path.name: path
         for path in _files(folder)
-        if not path.name.endswith((*_WEIGHTS, ".index.json"))
+        if not path.name.endswith((*WEIGHT_ENDINGS, ".index.json"))
         and any(fnmatchcase(path.name.lower(), pattern) for pattern in patterns)
     }
     templates = folder / _TEMPLATES

@@ -244,17 +244,21 @@ class Unit:
         text = f"{size / self.size:.{self.digits}f}"
         return f"{'<' if size > 0 else '-<'}{10.0**-self.digits:.{self.digits}f}" if not float(text) else text
 
-    def heading(self, head: str, window: Window) -> Line:
-        """A table's head, with the unit where there is room."""
-        unit = f"  ({self.name})"
-        return (StyledText(head + (unit if len(head) + len(unit) <= window.width else ""), "head"),)
-
 
 def unit_for(largest: int) -> Unit:
     """GiB, with as many digits as small models need; MiB for tiny ones."""
     if largest < 2 * GIB:
         return Unit("MiB", MIB, 0)
     return Unit("GiB", GIB, 1 if largest >= 10 * GIB else 2)
+
+
+def headed_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], window: Window, unit: Unit | None = None
+) -> list[Line]:
+    """A table below its head, which names the unit of its sizes where there is room."""
+    head, body = table(columns, rows, window)
+    named = "" if unit is None else f"  ({unit.name})"
+    return [(StyledText(head + (named if len(head) + len(named) <= window.width else ""), "head"),), *body]
 
 
 # ---- the page of one result -----------------------------------------------------------------------------------------
@@ -358,12 +362,6 @@ def _bars(bars: Sequence[MemoryBar], noun: str, window: Window) -> list[Line]:
     return [*lines, *legend(bars[:MOST_BARS], window)]
 
 
-def figures_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], unit: Unit, window: Window) -> list[Line]:
-    """A table of sizes, with their unit in the head."""
-    head, body = table(columns, rows, window)
-    return [unit.heading(head, window), *body]
-
-
 _SOURCES = {
     "weights": "shapes from the headers of its weights",
     "known": "shapes as published",
@@ -446,29 +444,21 @@ ON_GIVEN_GPUS = "For a plan on given GPUs, by size or kind:"
 
 
 def common_gpus_page(
-    verdict: list[Line],
-    columns: Sequence[Column],
-    cells: Sequence[Sequence[str]],
+    verdict: tuple[str, Meaning],
+    table_lines: Sequence[Line],
     architecture: Architecture,
-    remarks: Sequence[str],
     window: Window,
+    *,
+    example: tuple[str, list[str]] | None = None,
+    remarks: Sequence[str] = (),
 ) -> list[Line]:
-    """A table with a line for each common kind of GPU."""
-    head, body = table(columns, cells, window)
-    lines = [
-        *verdict,
-        (),
-        (StyledText(head, "head"),),
-        *body,
-        (),
-        *wrapped(": ".join(model_fact(architecture)), window),
-    ]
-    return [*lines, *notes((*architecture.assumptions, *remarks), window)]
-
-
-def example(hint: str, gpus: str, request: PlanRequest, window: Window) -> list[Line]:
-    """The command for a plan on given GPUs."""
-    return [(), *wrapped(hint, window, "head"), *command(command_words(request, ("--gpus", gpus)), window)]
+    """A table with a line for each common kind of GPU; ``example``: a sentence, and the command that it is about."""
+    lines = [*wrapped(verdict[0], window, verdict[1]), (), *table_lines, ()]
+    lines += wrapped(": ".join(model_fact(architecture)), window)
+    lines += notes((*architecture.assumptions, *remarks), window)
+    if example is not None:
+        lines += [(), *wrapped(example[0], window, "head"), *command(example[1], window)]
+    return lines
 
 
 def gpus_cell(plan: PlanOutcome[Any] | None) -> str:

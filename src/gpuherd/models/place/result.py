@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from gpuherd.models.describe.description import Architecture
 from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
@@ -17,18 +17,13 @@ from gpuherd.models.memory.usage import Usage
 from gpuherd.models.memory.weights import Precision, weight_bytes
 from gpuherd.models.place.gpus import GpuSpec
 
+if TYPE_CHECKING:
+    from gpuherd.models.memory.training_job import TrainingUsage
+
 Parallel = Literal["one", "layers", "tensor"]
 
 
-class HasTotal(Protocol):
-    """The usage of one GPU: of a model that generates answers, or of a training."""
-
-    @property
-    def total(self) -> int:
-        """Bytes that must be free on the GPU."""
-
-
-U = TypeVar("U", bound=HasTotal)
+U = TypeVar("U", bound="Usage | TrainingUsage")
 
 
 @dataclass(frozen=True, slots=True)
