@@ -17,7 +17,7 @@ from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.open import open_checkpoint
 from gpuherd.models.checkpoints.quantized import quantised_as
 from gpuherd.models.lora.adapter import adapter_base, check_adapter, is_adapter, merge
-from gpuherd.models.lora.edits import ExpertEdit, MatrixEdit, OneExpertEdit
+from gpuherd.models.lora.edits import BiasEdit
 from gpuherd.models.lora.update import AdapterUpdate, adapter_update, difference, update_matrices
 from gpuherd.models.names import ModelRef, parse_model, quoted
 from gpuherd.models.tensors.kinds import NOT_COUNTED, buffer_of
@@ -49,8 +49,7 @@ class Subject:
     def ranks(self) -> tuple[int, ...]:
         """The rank r of each tensor whose update is taken as s B A; empty where nothing is."""
         low_rank = self.source.low_rank if isinstance(self.source, AdapterUpdate) else {}
-        known = MatrixEdit | ExpertEdit | OneExpertEdit
-        return tuple(edit.factors.rank for edit in low_rank.values() if isinstance(edit, known))
+        return tuple(edit.factors.rank for edit in low_rank.values() if not isinstance(edit, BiasEdit))
 
     @property
     def total_bytes(self) -> int:

@@ -132,9 +132,13 @@ class _Cursor:
         return self._file.path
 
     def take(self, count: int) -> bytes:
-        self._need(count)
         begin = self.position - self._start
-        self.position += count
+        self.skip(count)
+        if not 0 <= begin <= begin + count <= len(self._buffer):
+            begin, self._start = 0, self.position - count
+            self._buffer = os.pread(self._fd, max(_CHUNK, count), self._start)
+            if len(self._buffer) < count:
+                raise BadModel(self._problem())
         return self._buffer[begin : begin + count]
 
     def skip(self, count: int) -> None:
@@ -148,16 +152,6 @@ class _Cursor:
 
     def text(self) -> str:
         return self.take(self.number("Q")).decode("utf-8", "replace")
-
-    def _need(self, count: int) -> None:
-        if self.position + count > min(self._file.size, MAX_HEADER_BYTES):
-            raise BadModel(self._problem())
-        begin = self.position - self._start
-        if not 0 <= begin <= begin + count <= len(self._buffer):
-            self._start = self.position
-            self._buffer = os.pread(self._fd, max(_CHUNK, count), self.position)
-            if len(self._buffer) < count:
-                raise BadModel(self._problem())
 
     def _problem(self) -> str:
         if self._file.size > MAX_HEADER_BYTES:

@@ -23,20 +23,8 @@ from typing import Any
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.jobs.settings import user_cache
-from gpuherd.models.checkpoints.hub import (
-    WAITS,
-    Listing,
-    NoNetwork,
-    choose_files,
-    is_offline,
-    list_repo,
-    missing,
-    no_answer,
-    patiently,
-    read_range,
-    repo_of,
-    unreadable,
-)
+from gpuherd.models.checkpoints import hub
+from gpuherd.models.checkpoints.hub import WAITS, Listing, NoNetwork, missing, unreadable
 from gpuherd.models.checkpoints.open import (
     ADAPTER_CONFIG,
     MAX_CONFIG_BYTES,
@@ -104,10 +92,10 @@ def read_remote(ref: ModelRef, *, waits: Sequence[float] = WAITS) -> RemoteModel
         known = kept.read(ref.revision)
         if known is not None:
             return known
-    if is_offline():
+    if hub.is_offline():
         return _remembered(ref, kept, None)
     try:
-        listing = patiently(lambda: list_repo(ref), ref, waits)
+        listing = hub.patiently(lambda: hub.list_repo(ref), ref, waits)
         model = kept.read(listing.commit)
         if model is None:
             model = _ask(ref, listing, waits)
@@ -159,7 +147,7 @@ class HubHeaders:
         """Whether the Hub answers. Checked once, and ``again`` after a failure that the network may have caused."""
         with self._lock:
             if self._reachable is None or (self._reachable and again):
-                self._reachable = not is_offline() and no_answer() is None
+                self._reachable = not hub.is_offline() and hub.no_answer() is None
             return self._reachable
 
 
@@ -180,7 +168,7 @@ def _ask(ref: ModelRef, listing: Listing, waits: Sequence[float]) -> RemoteModel
             f"model {quoted(ref.text)} is an adapter, no model of its own; name its base, and this as its adapter"
         )
     config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, waits) if "config.json" in sizes else {}
-    chosen = choose_files(listing.names, ref)
+    chosen = hub.choose_files(listing.names, ref)
     weights = [name for name in chosen if name.endswith(WEIGHT_ENDINGS)]
     tensors: dict[str, TensorInfo] = {}
     if weights and weights[0].endswith(".safetensors"):
@@ -231,7 +219,7 @@ def _headers(
     """The tensors of each file. Several files are read at once."""
     with ThreadPoolExecutor(min(AT_ONCE, len(sizes))) as pool:
         futures = {
-            name: pool.submit(patiently, lambda name=name, size=size: _header(ref, commit, name, size), ref, waits)
+            name: pool.submit(hub.patiently, lambda name=name, size=size: _header(ref, commit, name, size), ref, waits)
             for name, size in sizes.items()
         }
         try:
@@ -243,16 +231,17 @@ def _headers(
 
 def _header(ref: ModelRef, commit: str, name: str, size: int | None) -> list[StoredTensor]:
     """The tensors of one file, by one request or two."""
-    start = read_range(ref, commit, name, 0, FIRST_BYTES)
+    start = hub.read_range(ref, commit, name, 0, FIRST_BYTES)
     length = int.from_bytes(start[:8], "little")
     if len(start) < 8 or length > MAX_HEADER_BYTES or (size is not None and length > size - 8):
         raise unreadable(ref, name, "is truncated or no safetensors file: its header does not fit in it")
     if len(start) < 8 + length:
-        start += read_range(ref, commit, name, len(start), 8 + length)
+        start += hub.read_range(ref, commit, name, len(start), 8 + length)
     text = start[8 : 8 + length]
     if len(text) < length:
         raise unreadable(ref, name, "ends before its header does")
-    file = FileStamp(Path(f"{repo_of(ref)}/{name}"), size if size is not None else _size_by_header(text, length), 0, 0)
+    whole = size if size is not None else _size_by_header(text, length)
+    file = FileStamp(Path(f"{hub.repo_of(ref)}/{name}"), whole, 0, 0)
     return parse_header(text, file, 8 + length)
 
 
@@ -284,7 +273,7 @@ def _merge(
 
 def _read_json(ref: ModelRef, listing: Listing, name: str, limit: int, waits: Sequence[float]) -> dict[str, Any]:
     """A JSON object from a file of the repository. Raises BadModel."""
-    text = patiently(lambda: read_range(ref, listing.commit, name, 0, limit + 1), ref, waits)
+    text = hub.patiently(lambda: hub.read_range(ref, listing.commit, name, 0, limit + 1), ref, waits)
     if len(text) > limit:
         raise unreadable(ref, name, f"has more than {limit} bytes, too many for such a file")
     return json_object(text, partial(unreadable, ref, name))
@@ -297,7 +286,7 @@ class _Kept:
     """
 
     def __init__(self, ref: ModelRef) -> None:
-        self._folder = user_cache("headers") / safe_filename(repo_of(ref))
+        self._folder = user_cache("headers") / safe_filename(hub.repo_of(ref))
         self._revision = self._folder / f"revision-{safe_filename(ref.revision or 'main')}.json"
 
     def commit(self) -> str | None:

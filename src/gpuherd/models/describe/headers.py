@@ -286,7 +286,7 @@ def of_weights(
 
     Raises:
         BadModel: a tensor has another shape than the config asks for, tensors are missing, or what the plan needs can
-            be told from neither.
+            be known from neither.
     """
     stored = Stored(tensors)
     for tensor in described.tensors():
@@ -304,7 +304,7 @@ def of_weights(
             return of_headers(config, tensors, model)
     remark = "Its weights have other names than transformers' modules: their shapes are taken from the config."
     stored_in = precision_of(tensors) or described.stored
-    return replace(described, stored=stored_in, assumptions=(*described.assumptions, remark))
+    return replace(described, stored=stored_in).with_remarks(remark)
 
 
 def _unused(tensors: Mapping[str, TensorInfo], used: set[str]) -> list[TensorInfo]:

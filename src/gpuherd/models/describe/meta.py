@@ -30,7 +30,7 @@ from gpuherd.models.describe.config import (
 )
 from gpuherd.models.describe.description import Architecture, Block, Kind, Peaks, Role, Tensor
 from gpuherd.models.describe.peaks import Measured, measure_model, step_of
-from gpuherd.models.describe.training import measure_training
+from gpuherd.models.describe.training_peaks import measure_training
 from gpuherd.models.names import quoted
 
 _log = logging.getLogger(__name__)
@@ -459,7 +459,7 @@ def _list_of(name: str, lists: Sequence[Layers]) -> Layers:
 
 
 def _outermost(built: Any, lists: Sequence[Layers]) -> list[str]:
-    """Modules around the lists of layers, each as a whole, and parameters that lie beside them."""
+    """Modules around the lists of layers, each as a whole, and parameters next to them."""
     paths = [each.path for each in lists]
 
     def below(name: str, module: nn.Module) -> Iterator[str]:

@@ -59,7 +59,7 @@ def described(config: Mapping[str, Any], model: str, *, training: bool = False) 
 
 
 def _lacks_training(architecture: Architecture) -> bool:
-    return not architecture.trainings_measured and any(block.kind == "head" for block in architecture.blocks)
+    return not architecture.trainings_measured and architecture.predicts
 
 
 def may_know(config: Mapping[str, Any]) -> bool:

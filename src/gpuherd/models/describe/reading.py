@@ -13,19 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingExtra, MissingModel, naming_extras
+from gpuherd.models.describe import known_models
 from gpuherd.models.describe.config import model_type_of
 from gpuherd.models.describe.description import Architecture, Block, Tensor
-from gpuherd.models.describe.known_models import (
-    KnownModel,
-    known_model,
-    known_types,
-    nearest_names,
-    shipped,
-    shipped_alike,
-    shipped_same,
-    with_peaks_of,
-    with_shipped_peaks,
-)
+from gpuherd.models.describe.known_models import KnownModel
 from gpuherd.models.describe.process import described, may_know
 from gpuherd.models.names import WEIGHT_ENDINGS, ModelRef, is_there, parse_model, quoted
 from gpuherd.options import nearest
@@ -47,7 +38,7 @@ def read_architecture(text: str, *, training: bool = False) -> Architecture:
     Args:
         text: a folder (config.json, with weights or without), a weight file, a known name in any case
             (``llama-3.1-70b``), or a Hugging Face id. What exists on this machine wins over a known name. A folder that
-            is an adapter is planned beside the base that its config names.
+            is an adapter is planned with the base that its config names.
         training: with what training steps need, measured where it isn't shipped and torch and transformers are there.
 
     Raises:
@@ -55,7 +46,7 @@ def read_architecture(text: str, *, training: bool = False) -> Architecture:
         BadModel: it can't be a model, its architecture is not known, or config and weights disagree.
         MissingExtra: numpy or huggingface_hub is not installed, and this model wants it.
     """
-    known = known_model(text)
+    known = known_models.known_model(text)
     if known is not None and not is_there(text):
         return _of_known(known, text, training)
     ref = parse_model(text)
@@ -69,7 +60,7 @@ def read_for_training(text: str) -> Architecture:
 
 
 def _of_known(known: KnownModel, text: str, training: bool) -> Architecture:
-    found = shipped(known.model_id, known.config, text)
+    found = known_models.shipped(known.model_id, known.config, text)
     if found is None:
         found = described(known.config, text, training=training)
     return replace(_with_training(found, known.config, training), source="known")
@@ -78,17 +69,16 @@ def _of_known(known: KnownModel, text: str, training: bool) -> Architecture:
 def _with_training(architecture: Architecture, config: Mapping[str, Any], training: bool) -> Architecture:
     """The architecture with the peaks that transformers' own model of the config has, if it is to be trained and they
     aren't there; as it is where that can't be measured, or the model predicts no next token."""
-    predicts = any(block.kind == "head" for block in architecture.blocks)
-    if not training or not predicts or architecture.trainings_measured:
+    if not training or not architecture.predicts or architecture.trainings_measured:
         return architecture
     try:
-        return with_peaks_of(architecture, described(config, architecture.model, training=True))
+        return known_models.with_peaks_of(architecture, described(config, architecture.model, training=True))
     except (BadModel, MissingExtra) as problem:
-        return _with_remark(architecture, problem)
+        return architecture.with_remarks(_as_remark(problem))
 
 
-def _with_remark(architecture: Architecture, problem: Exception) -> Architecture:
-    return replace(architecture, assumptions=(*architecture.assumptions, f"{str(problem).rstrip('.')}."))
+def _as_remark(problem: Exception) -> str:
+    return f"{str(problem).rstrip('.')}."
 
 
 def _of_fields(config: Mapping[str, Any], text: str, training: bool) -> Architecture:
@@ -96,10 +86,10 @@ def _of_fields(config: Mapping[str, Any], text: str, training: bool) -> Architec
     try:
         return described(config, text, training=training)
     except MissingExtra as problem:
-        found = shipped_same(config, text)
+        found = known_models.shipped_same(config, text)
         if found is None:
             raise
-        return _with_remark(replace(found, source="known"), problem)
+        return replace(found, source="known").with_remarks(_as_remark(problem))
     except BadModel as problem:
         if may_know(config):
             raise
@@ -111,7 +101,7 @@ def _unknown(config: Mapping[str, Any], text: str) -> str:
     model_type = model_type_of(config)
     if not model_type:
         return f"{quoted(text)}: its config.json has no model_type, so that its architecture is not known"
-    near = nearest(model_type, known_types(), cutoff=0.8)
+    near = nearest(model_type, known_models.known_types(), cutoff=0.8)
     hint = f" (nearest known: {near[0]})" if near else ""
     code = "; it needs code of its own" if isinstance(config.get("auto_map"), Mapping) else ""
     return (
@@ -132,10 +122,11 @@ def _of_headers(
     try:
         built = described(config, text, training=training)
     except (BadModel, MissingExtra) as problem:
-        for alike in shipped_alike(config, text):
+        for alike in known_models.shipped_alike(config, text):
             with suppress(BadModel):
                 return _with_training(headers.of_weights(config, tensors, text, alike), config, training)
-        return _with_remark(with_shipped_peaks(headers.of_headers(config, tensors, text)), problem)
+        found = known_models.with_shipped_peaks(headers.of_headers(config, tensors, text))
+        return found.with_remarks(_as_remark(problem))
     return headers.of_weights(config, tensors, text, built)
 
 
@@ -177,7 +168,7 @@ def _with_ties_as_they_are(architecture: Architecture, source: Checkpoint) -> Ar
     )
     names = ", ".join(sorted(apart))
     remark = f"The config ties {names}, but the weights hold other numbers there: planned as not tied."
-    return replace(architecture, blocks=blocks, assumptions=(*architecture.assumptions, remark))
+    return replace(architecture, blocks=blocks).with_remarks(remark)
 
 
 def _differ(source: Checkpoint, ones: Sequence[TensorInfo], others: Sequence[TensorInfo]) -> bool:
@@ -190,7 +181,7 @@ def _differ(source: Checkpoint, ones: Sequence[TensorInfo], others: Sequence[Ten
 
 
 def _of_adapter(path: Path, text: str, training: bool) -> Architecture:
-    """An adapter beside the base that its config names."""
+    """An adapter with the base that its config names."""
     from gpuherd.models.lora.adapter import adapter_base, is_adapter
 
     folder = path if path.is_dir() else path.parent
@@ -231,7 +222,7 @@ def _from_hub(ref: ModelRef, training: bool) -> Architecture:
     try:
         remote = read_remote(ref, waits=_WAITS)
     except MissingModel as problem:
-        near = nearest_names(ref.text)
+        near = known_models.nearest_names(ref.text)
         hint = f" (near known names: {', '.join(near)})" if near else ""
         raise MissingModel(f"{problem}{hint}") from None
     if not remote.tensors:
@@ -287,7 +278,7 @@ def with_adapter(architecture: Architecture, adapter: Path) -> Architecture:
     if homeless:
         blocks = (*blocks, *(Block(part.name, "head", (part,)) for part in homeless))
     remark = "The adapter lies beside its base, unmerged; its factors are kept in float32, as PEFT does."
-    return replace(architecture, blocks=blocks, assumptions=(*architecture.assumptions, remark))
+    return replace(architecture, blocks=blocks).with_remarks(remark)
 
 
 def _factors(merged: Merged) -> Iterator[Tensor]:
@@ -305,7 +296,7 @@ def _factors(merged: Merged) -> Iterator[Tensor]:
 
 
 def _copies(merged: Merged, copied: Sequence[str]) -> Iterator[Tensor]:
-    """The modules that the adapter has beside the base's own."""
+    """The modules that the adapter has next to the base's own."""
     for name, stored in merged.replaced.items():
         module, _, last = name.rpartition(".")
         if _is_one(module, copied):

@@ -32,17 +32,9 @@ from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, Checkpoint, open_che
 from gpuherd.models.checkpoints.quantized import quantised_as
 from gpuherd.models.checkpoints.safetensors import header, in_order, index
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, opened
+from gpuherd.models.lora import merge_plan
 from gpuherd.models.lora.adapter import WEIGHT_FILES, is_adapter, merge
-from gpuherd.models.lora.merge_plan import (
-    MergedTensor,
-    MergePlan,
-    companions,
-    config_text,
-    merged_config,
-    plan_merge,
-    quantised_base,
-    with_head,
-)
+from gpuherd.models.lora.merge_plan import MergedTensor, MergePlan
 from gpuherd.models.lora.update import Merged
 from gpuherd.models.names import quoted
 from gpuherd.models.tensors.source import HeadersOnly, TensorInfo
@@ -260,9 +252,9 @@ def prepare_merge(base: Path, adapter: Path, *, shard_bytes: int | None = None, 
     if foreign is not None and not checkpoint.tensors[foreign].dequantized:
         raise BadModel(f"{base} is a GGUF file; give the base as safetensors or PyTorch files")
     stored = {name: tensor for name, tensor in checkpoint.stored.items() if isinstance(tensor, StoredTensor)}
-    merged = with_head(merge(checkpoint, adapter), read_json(adapter / ADAPTER_CONFIG), stored)
+    merged = merge_plan.with_head(merge(checkpoint, adapter), read_json(adapter / ADAPTER_CONFIG), stored)
     files = {name: tensor.file.path.name for name, tensor in checkpoint.stored.items()}
-    plan = plan_merge(merged, files, dtype=dtype, shard_bytes=shard_bytes)
+    plan = merge_plan.plan_merge(merged, files, dtype=dtype, shard_bytes=shard_bytes)
     return Merge(checkpoint, adapter, merged, plan, inputs, _fingerprint(checkpoint, inputs, merged, plan))
 
 
@@ -287,18 +279,19 @@ def prepare_merge_of_headers(
         raise BadModel("the base has no safetensors files, so that its headers can't be looked at; download it first")
     form = quantised_as(config, tensors.values())
     if form is not None:
-        raise quantised_base(form)
+        raise merge_plan.quantised_base(form)
     nowhere = FileStamp(Path("not-here"), 0, 0, 0)
     stored = {name: StoredTensor(info, nowhere, 0) for name, info in tensors.items()}
-    merged = with_head(merge(HeadersOnly(config, tensors), adapter), read_json(adapter / ADAPTER_CONFIG), stored)
-    plan = plan_merge(merged, {}, dtype=dtype, shard_bytes=shard_bytes)
+    merged = merge(HeadersOnly(config, tensors), adapter)
+    merged = merge_plan.with_head(merged, read_json(adapter / ADAPTER_CONFIG), stored)
+    plan = merge_plan.plan_merge(merged, {}, dtype=dtype, shard_bytes=shard_bytes)
     return MergeResult(output, plan, tuple(plan.files) if shard_bytes else ())
 
 
 def _inputs(base: Path, adapter: Path) -> Inputs:
     """Size and time of change of the files next to the base's weights that a result is made of, by their real paths."""
     weights = (adapter / name for name in WEIGHT_FILES)
-    files = {base / "config.json", adapter / ADAPTER_CONFIG, *weights, *companions(base, adapter).values()}
+    files = {base / "config.json", adapter / ADAPTER_CONFIG, *weights, *merge_plan.companions(base, adapter).values()}
     found: Inputs = {}
     for path in sorted(files):
         try:
@@ -440,16 +433,17 @@ class _Writing:
 
     def _write_companions(self, folder: Path) -> None:
         todo, base = self._todo, self._todo.base
-        for name, source in companions(todo.folder, todo.adapter).items():
+        for name, source in merge_plan.companions(todo.folder, todo.adapter).items():
             (folder / name).parent.mkdir(exist_ok=True)
             _copy(source, folder / name)
         original = todo.folder / "config.json"
         if base.config and original.exists():
-            config = merged_config(base.config, read_json(todo.adapter / ADAPTER_CONFIG), todo.merged, todo.plan)
+            adapter = read_json(todo.adapter / ADAPTER_CONFIG)
+            config = merge_plan.merged_config(base.config, adapter, todo.merged, todo.plan)
             if config == dict(base.config):
                 _copy(original, folder / "config.json")
             else:
-                atomic_write(folder / "config.json", config_text(config))
+                atomic_write(folder / "config.json", merge_plan.config_text(config))
 
     def _check_inputs(self) -> None:
         """Raises BadModel when a file next to the base's weights is not what it was at the beginning."""

@@ -93,8 +93,6 @@ def _edited(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.Tensor:
     if isinstance(edit, OneExpertEdit):
         weight += _update_of_one(edit, weight, scratch).to(weight.dtype)
         return weight
-    if not isinstance(edit, MatrixEdit):
-        raise TypeError(f"no arithmetic for {type(edit).__name__}")
     update = _matrix_update(edit, weight)
     if edit.factors.magnitude is not None:
         return _rescaled(edit, edit.factors.magnitude, weight, update)

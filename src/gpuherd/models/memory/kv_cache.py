@@ -56,7 +56,7 @@ class Reserve:
         return self.fixed + int(self.share * total)
 
     def with_fixed(self, size: int) -> Reserve:
-        """With so many bytes more on each GPU, for another model that lies beside the planned one."""
+        """With so many bytes more on each GPU, for another model next to the planned one."""
         return replace(self, fixed=self.fixed + size)
 
 

@@ -79,7 +79,7 @@ class TrainingTask:
         self._known: dict[int, CostTable] = {}
         self.model = model if job.lora is None else with_lora(model, job.lora)
         self.own = [(tensor, times) for tensor, times in self.model.tensors() if is_trained(tensor, job)]
-        if not any(block.kind == "head" for block in model.around()):
+        if not self.architecture.predicts:
             raise UsageError(
                 f"{self.architecture.model} has no head that predicts a next token, which {job.method} trains; name a"
                 " model of causal or of sequence-to-sequence language modelling"
@@ -257,7 +257,7 @@ class Step:
         return (*self._generating(job), *self._weighing(job), *self._learning(job), self._stepping())
 
     def _always(self, name: str, *, gradients: bool) -> StepMemory:
-        """What lies there at any moment. A value model of the same size doubles what is trained."""
+        """What is in memory at any moment. A value model of the same size doubles what is trained."""
         states, times = self.states, 1 + self.value_model
         apart = gradients and not (self.replicated and self.job.bucket_view)
         return StepMemory(
@@ -436,7 +436,7 @@ class Step:
 
     def _by_positions(self, job: TrainingJob) -> tuple[int, int, int]:
         """``_logits`` of a loss by chunks of positions: a chunk's logits and their shares; the hidden states that are
-        read, and in the backward pass their gradient; the head's gradient, added up in float32 beside each chunk's."""
+        read, and in the backward pass their gradient; the head's gradient, added up in float32 next to each chunk's."""
         hidden, number = self.task.architecture.hidden_size, product_bytes(job)
         read = job.scored_tokens * hidden * stream_bytes(job)
         head = self.task.architecture.vocab_size * hidden

@@ -105,10 +105,10 @@ class TrainingJob:
         gathers: with ``fsdp``, each GPU holds the whole model while it generates and asks, and the whole reference
             always; False: they stay divided.
         value: with ``ppo``, whether values come from a ``head`` on the model or from a ``model`` of the same size,
-            trained beside it.
+            trained next to it.
         reshard: with ``fsdp``, whether a layer's parameters are given up between forward and backward (full shard) or
             kept (grad-op).
-        bucket_view: with ``ddp``, ``gradient_as_bucket_view``: gradients lie in DDP's buckets instead of beside them.
+        bucket_view: with ``ddp``, ``gradient_as_bucket_view``: gradients lie in DDP's buckets instead of next to them.
     """
 
     method: Method = Method.SFT
@@ -241,11 +241,11 @@ class StepMemory:
         parameters, quantisation, gradients, optimiser: of the model that is trained.
         copies: the parameters again, in the numbers of products: autocast's, or those that FSDP gathered.
         exchange: buffers in which GPUs exchange gradients.
-        models: reference, reward and value models that lie beside it.
+        models: reference, reward and value models next to it.
         activations: what the forward pass has kept.
         logits: of all positions, and what the loss makes of them.
         cache: keys and values of answers that are being generated.
-        workspace: what an operation needs beside that.
+        workspace: what an operation needs on top of that.
     """
 
     name: str

@@ -60,19 +60,7 @@ def training_model(architecture: Architecture) -> TrainingModel:
     for number, block in enumerate(architecture.blocks):
         key: object = number
         if block.kind == "layer" and all(tensor.tied_to is None for tensor in block.tensors):
-            skip = len(block.name)
-            inside = tuple(
-                (
-                    tensor.name[skip:],
-                    tensor.shape,
-                    tensor.role,
-                    tensor.keeps_fp32,
-                    tensor.fp32_in_fp16,
-                    tensor.transposed,
-                )
-                for tensor in block.tensors
-            )
-            key = (inside, block.cache, block.peaks, tuple(tensor.stored_bytes for tensor in block.tensors))
+            key = block.form
         first, times = found.get(key, (block, 0))
         found[key] = (first, times + 1)
     return TrainingModel(architecture, tuple(found.values()))

@@ -10,9 +10,8 @@ from typing import Protocol
 
 from gpuherd.models.describe.description import Architecture, Block, Tensor
 from gpuherd.models.memory.kv_cache import CacheSizes, Reserve, Workload, sequence_bytes
-from gpuherd.models.memory.peak import Stages, stages_of
+from gpuherd.models.memory.peak import Stages, divides_heads, stages_of
 from gpuherd.models.memory.weights import Precision, weight_bytes
-from gpuherd.models.memory.widths import divides_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class CostTable:
         return CacheSizes(*(sums[after_last] - sums[first] for sums in self._kept)) * self._batch(batch)
 
     def workspace(self, first: int, after_last: int, batch: int | None = None) -> tuple[int, int]:
-        """Bytes beside weights and cache: at most while the prompt is read, and for each further token."""
+        """Bytes on top of weights and cache: at most while the prompt is read, and for each further token."""
         many = self._batch(batch)
         here = [stages for stages, before in self._needs if before[after_last] > before[first]]
         return (
@@ -144,23 +143,12 @@ def _costs(
     known: dict[object, _Cost] = {}
     found: list[_Cost] = []
     for block in architecture.blocks:
-        key = (
-            block.kind,
-            block.cache,
-            block.peaks,
-            tuple(_signature(each, len(block.name), tied) for each in block.tensors),
-        )
+        key = block.form, tuple(tensor.name in tied for tensor in block.tensors)
         cost = known.get(key)
         if cost is None:
             cost = known[key] = _cost(block, architecture, tied, workload, precision, ways)
         found.append(cost)
     return found
-
-
-def _signature(tensor: Tensor, start: int, tied: set[str]) -> tuple[object, ...]:
-    """All of a tensor that a cost depends on, its name from the block's on."""
-    form = (tensor.shape, tensor.role, tensor.transposed, tensor.stored_bytes, tensor.split)
-    return (tensor.name[start:], form, tensor.keeps_fp32, tensor.fp32_in_fp16, tensor.name in tied)
 
 
 def _cost(

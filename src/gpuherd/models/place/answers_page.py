@@ -67,17 +67,12 @@ def _verdict(plan: MemoryPlan, given: int) -> str:
 
 def at_most(plan: MemoryPlan) -> str:
     """``at most 19 answers of 576 tokens``; of an encoder, which writes none, texts."""
-    writes = writes_answers(plan.architecture)
+    writes = plan.architecture.writes_answers
     noun = "answer" if writes else "text"
     tokens = plan.workload.tokens if writes else plan.workload.prompt_tokens
     if plan.largest_batch >= MOST_SEQUENCES:
         return f"any number of {noun}s of {tokens} tokens"
     return f"at most {plan.largest_batch:,} {noun}{'' if plan.largest_batch == 1 else 's'} of {tokens} tokens"
-
-
-def writes_answers(architecture: Architecture) -> bool:
-    """Whether it keeps anything of a sequence; an encoder alone does not, and writes no answers."""
-    return any(block.cache is not None for block in architecture.blocks)
 
 
 def _holds(result: MemoryPlan | AnswerRefusal, load: GpuLoad[Usage]) -> str:
@@ -122,7 +117,7 @@ def _facts(result: MemoryPlan | AnswerRefusal) -> list[Fact]:
     architecture, precision, workload = result.architecture, result.precision, result.workload
     stored = "" if architecture.stored in (None, str(precision)) else f"; stored in {architecture.stored}"
     size = weights_bytes(architecture, precision)
-    writes = writes_answers(architecture)
+    writes = architecture.writes_answers
     noun = "answer" if writes else "text"
     many = f"1 {noun}" if workload.batch == 1 else f"{workload.batch:,} {noun}s at once"
     tokens = f"{workload.prompt_tokens:,}" + (f" + {workload.new_tokens:,}" if writes else "")

@@ -336,7 +336,6 @@ _NEEDS: dict[Precision, tuple[Capability, Capability, str]] = {
 # refuses to load it: those of its quantizers.
 _STORED_NEEDS: dict[str, Capability] = {"fp8": (8, 9), "fbgemm_fp8": (9, 0), "mxfp4": (7, 5)}
 UNPACKED = frozenset({"fp8", "mxfp4"})
-_FLASH = (8, 0)
 
 
 def capability_verdict(
@@ -346,28 +345,20 @@ def capability_verdict(
 
     ``stored_method``: of weights that are quantised already, and are to stay so.
     """
-    if capability is None:
-        return CapabilityVerdict(True)
+    what, instead, method = f"{precision} needs", "", stored_method or ""
     if precision is Precision.AS_STORED:
-        return _of_stored(stored_method or "", capability)
-    if precision not in _NEEDS:
+        what = f"weights stored as {method} need"
+        instead = "; transformers would unpack them to bf16" if method in UNPACKED else ""
+        least = fast = _STORED_NEEDS.get(method, (0, 0))
+        slow = ""
+    else:
+        least, fast, slow = _NEEDS[precision]
+    if capability is None or capability >= fast:
         return CapabilityVerdict(True)
-    least, fast, slow = _NEEDS[precision]
-    if capability < least:
-        needed, has = "{}.{}".format(*least), "{}.{}".format(*capability)
-        return CapabilityVerdict(False, f"{precision} needs compute capability {needed}; it has {has}")
-    return CapabilityVerdict(True, slow if capability < fast else "")
-
-
-def _of_stored(method: str, capability: Capability) -> CapabilityVerdict:
-    least = _STORED_NEEDS.get(method)
-    if least is None or capability >= least:
-        return CapabilityVerdict(True)
+    if capability >= least:
+        return CapabilityVerdict(True, slow)
     needed, has = "{}.{}".format(*least), "{}.{}".format(*capability)
-    instead = "; transformers would unpack them to bf16" if method in UNPACKED else ""
-    return CapabilityVerdict(
-        False, f"weights stored as {method} need compute capability {needed}; it has {has}{instead}"
-    )
+    return CapabilityVerdict(False, f"{what} compute capability {needed}; it has {has}{instead}")
 
 
 def split_by_capability(
@@ -384,9 +375,3 @@ def split_by_capability(
         if found.sentence
     ]
     return able, tuple(sentences)
-
-
-def attention_for(capability: Capability | None) -> str:
-    """The fastest attention that transformers can use there: ``flash_attention_2`` (where its library is installed)
-    from 8.0, else ``sdpa``."""
-    return "flash_attention_2" if capability is not None and capability >= _FLASH else "sdpa"

@@ -376,9 +376,7 @@ def _matched(gpus: Sequence[GpuSpec], needs: Sequence[int], sizes: BlockSizes) -
 def remarks_on(architecture: Architecture, precision: Precision, workload: Workload) -> tuple[str, ...]:
     """All that is to be said of this model, in this precision, for these tokens."""
     most = architecture.max_tokens
-    # A model that keeps nothing of a sequence is an encoder: it writes no answers.
-    answers = any(block.cache is not None for block in architecture.blocks)
-    tokens = workload.tokens if answers else workload.prompt_tokens
+    tokens = workload.tokens if architecture.writes_answers else workload.prompt_tokens
     found = []
     if most is not None and tokens > most:
         found.append(f"{tokens} tokens a sequence; {architecture.model} was made for at most {most}")

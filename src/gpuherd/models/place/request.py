@@ -80,9 +80,7 @@ def resolve_precision(architecture: Architecture, requested: Precision | None) -
     """The architecture and the precision in which it is planned; where that had to be assumed, the architecture says
     so. Raises as ``precision_for``."""
     precision, assumed = precision_for(architecture, requested)
-    if assumed is not None:
-        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
-    return architecture, precision
+    return architecture if assumed is None else architecture.with_remarks(assumed), precision
 
 
 ParallelOption = Literal["auto", "layers", "tensor", "replica"]

@@ -7,6 +7,7 @@ nowhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
@@ -108,6 +109,10 @@ class Refusal:
     missing: int = 0
     alternatives: tuple[Alternative, ...] = ()
     incapable: bool = False
+
+    def with_advice(self, changes: Sequence[str]) -> str:
+        """The reason, and changes with which it would fit, in words."""
+        return self.reason + (f". What would fit: {'; '.join(changes)}" if changes else "")
 
 
 @dataclass(frozen=True, kw_only=True)
