@@ -619,16 +619,13 @@ def _packed_shape(
     """The weights' shape, and the bits of a code, as the shapes tell and the config allows; None where they don't."""
     shape = None if size is None or size.info.shape != (2,) else tuple(integers(size).tolist())
     groups = settings.get("config_groups")
-    plans = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)] if _is_map(groups) else []
+    listed = groups.values() if isinstance(groups, Mapping) else ()
+    plans = [group.get("weights") for group in listed if isinstance(group, Mapping)]
     said = [plan.get("num_bits") for plan in plans if isinstance(plan, Mapping)]
     for bits in (2, 4, 8):
         if shape and min(shape) > 0 and bits in said and codes.info.shape == (shape[0], -(-shape[1] * bits // 32)):
             return shape, bits
     return None, 0
-
-
-def _is_map(value: object) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(value, Mapping)
 
 
 # The values of MXFP4's codes (E2M1): sign, two bits of exponent, one of mantissa.

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,22 +64,19 @@ class ThisMachine:
 
     def __init__(self, *, simulate: bool) -> None:
         self._simulate = simulate
-        self._seen: tuple[GpuSpec, ...] | None = None
 
-    @property
+    @cached_property
     def visible(self) -> tuple[GpuSpec, ...]:
         """All that CUDA shows, in its order; none where GPUs are only to be pretended."""
-        if self._seen is None:
-            from gpuherd.gpus.query import machine
-            from gpuherd.gpus.visible import count_in_pci_order, visible_now
-            from gpuherd.models.place.inventory import spec_of
+        from gpuherd.gpus.query import machine
+        from gpuherd.gpus.visible import count_in_pci_order, visible_now
+        from gpuherd.models.place.inventory import spec_of
 
-            # The numbers here are CUDA's only if CUDA counts as we do.
-            count_in_pci_order()
-            _give_back_memory()
-            gpus = () if self._simulate else visible_now(machine().gpus)
-            self._seen = tuple(spec_of(gpu, gpu.free_mb) for gpu in gpus)
-        return self._seen
+        # The numbers here are CUDA's only if CUDA counts as we do.
+        count_in_pci_order()
+        _give_back_memory()
+        gpus = () if self._simulate else visible_now(machine().gpus)
+        return tuple(spec_of(gpu, gpu.free_mb) for gpu in gpus)
 
     def number(self, gpu: GpuSpec) -> int | None:
         """The number that CUDA gives this gpu in this process, None if it is not shown."""

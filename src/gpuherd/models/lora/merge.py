@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuherd import __version__
 from gpuherd.atomic import atomic_write, replacing, sync_folder
@@ -34,14 +34,10 @@ from gpuherd.models.checkpoints.safetensors import header, in_order, index
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, opened
 from gpuherd.models.lora import merge_plan
 from gpuherd.models.lora.adapter import WEIGHT_FILES, is_adapter, merge
-from gpuherd.models.lora.merge_plan import MergedTensor, MergePlan
+from gpuherd.models.lora.merge_plan import MergePlan
 from gpuherd.models.lora.update import Merged
 from gpuherd.models.names import quoted
 from gpuherd.models.tensors.source import HeadersOnly, TensorInfo
-
-if TYPE_CHECKING:
-    from gpuherd.models.lora.merge_tensors import TensorWriter
-
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
@@ -364,7 +360,7 @@ def merge_to_folder(
         with staging.locked():
             if already_there(output, todo.fingerprint):  # another has finished it meanwhile
                 return todo.result(output, was_there=True)
-            return _Writing(todo, output, staging, on_progress).run(names or (str(base), str(adapter)))
+            return _write(todo, output, staging, names or (str(base), str(adapter)), on_progress or _unseen)
     except OSError as problem:
         left = (
             f"; what is written stays in {staging.path}, and the same command goes on" if staging.path.exists() else ""
@@ -372,85 +368,67 @@ def merge_to_folder(
         raise CannotWrite(f"{output} can't be written: {problem.strerror or problem}{left}") from None
 
 
-class _Writing:
-    """One merge on its way to the disk."""
+def _unseen(_done: int, _all: int, _what: str) -> None:
+    """The progress that is not shown."""
 
-    def __init__(self, todo: Merge, output: Path, staging: Staging, on_progress: OnProgress | None) -> None:
-        self._todo = todo
-        self._output = output
-        self._staging = staging
-        self._on_progress = on_progress or (lambda _done, _all, _what: None)
-        self._done = 0
 
-    def run(self, names: tuple[str, str]) -> MergeResult:
-        plan = self._todo.plan
-        there = self._begin(names)
-        kept = self._done = sum(tensor.nbytes for file in there for tensor in plan.files[file])
-        check_disk_space(plan.nbytes - kept, self._output)
-        try:
-            self._write(there)
-        except BadModel:  # no later try could go on from here
-            self._staging.discard()
-            raise
-        self._staging.finish()
-        return self._todo.result(self._output, kept_bytes=kept)
+def _write(todo: Merge, output: Path, staging: Staging, names: tuple[str, str], on_progress: OnProgress) -> MergeResult:
+    """Writes what no earlier try has written. ``names``: of base and adapter, for the record."""
+    from gpuherd.models.lora.merge_tensors import TensorWriter
 
-    def _begin(self, names: tuple[str, str]) -> list[str]:
-        """Which weight files are there already."""
-        plan = self._todo.plan
-        base, adapter = names
-        record = {
-            "base_model": base, "adapter": adapter, "dtype": plan.dtype, "gpuherd": __version__,
-            "changed": len(plan.changed),
-        }  # fmt: skip
-        there = self._staging.begin(self._todo.fingerprint, record, plan.files.keys())
-        if there:
-            _log.info("%s: going on after %d of %d files", self._output, len(there), len(plan.files))
-        return there
-
-    def _write(self, there: Collection[str]) -> None:
-        from gpuherd.models.lora.merge_tensors import TensorWriter
-
-        plan, folder = self._todo.plan, self._staging.path
-        writer = TensorWriter(self._todo.base, self._todo.merged)
-        for file, tensors in plan.files.items():
-            if file not in there:
-                self._write_file(writer, folder / file, tensors)
-        self._write_companions(folder)
+    plan, folder = todo.plan, staging.path
+    made = {"dtype": plan.dtype, "gpuherd": __version__, "changed": len(plan.changed)}
+    record = {"base_model": names[0], "adapter": names[1], **made}
+    there = staging.begin(todo.fingerprint, record, plan.files.keys())
+    if there:
+        _log.info("%s: going on after %d of %d files", output, len(there), len(plan.files))
+    kept = done = sum(tensor.nbytes for file in there for tensor in plan.files[file])
+    check_disk_space(plan.nbytes - kept, output)
+    try:
+        writer = TensorWriter(todo.base, todo.merged)
+        for name, tensors in plan.files.items():
+            if name in there:
+                continue
+            by_name = {tensor.name: tensor for tensor in tensors}
+            with replacing(folder / name) as file:
+                file.write(header(tensors))
+                for tensor in in_order(tensors):
+                    on_progress(done, plan.nbytes, tensor)
+                    writer.append(file, by_name[tensor])
+                    done += by_name[tensor].nbytes
+            on_progress(done, plan.nbytes, name)
+        _write_companions(todo, folder)
         if len(plan.files) > 1:
             atomic_write(folder / INDEX, index(plan.files, plan.params))
-        self._check_inputs()
+        _check_inputs(todo)
+    except BadModel:  # no later try could go on from here
+        staging.discard()
+        raise
+    staging.finish()
+    return todo.result(output, kept_bytes=kept)
 
-    def _write_file(self, writer: TensorWriter, path: Path, tensors: tuple[MergedTensor, ...]) -> None:
-        by_name = {tensor.name: tensor for tensor in tensors}
-        with replacing(path) as file:
-            file.write(header(tensors))
-            for name in in_order(tensors):
-                self._on_progress(self._done, self._todo.plan.nbytes, name)
-                writer.append(file, by_name[name])
-                self._done += by_name[name].nbytes
-        self._on_progress(self._done, self._todo.plan.nbytes, path.name)
 
-    def _write_companions(self, folder: Path) -> None:
-        todo, base = self._todo, self._todo.base
-        for name, source in merge_plan.companions(todo.folder, todo.adapter).items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            _copy(source, folder / name)
-        original = todo.folder / "config.json"
-        if base.config and original.exists():
-            adapter = read_json(todo.adapter / ADAPTER_CONFIG)
-            config = merge_plan.merged_config(base.config, adapter, todo.merged, todo.plan)
-            if config == dict(base.config):
-                _copy(original, folder / "config.json")
-            else:
-                atomic_write(folder / "config.json", merge_plan.config_text(config))
+def _write_companions(todo: Merge, folder: Path) -> None:
+    base = todo.base
+    for name, source in merge_plan.companions(todo.folder, todo.adapter).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        _copy(source, folder / name)
+    original = todo.folder / "config.json"
+    if base.config and original.exists():
+        adapter = read_json(todo.adapter / ADAPTER_CONFIG)
+        config = merge_plan.merged_config(base.config, adapter, todo.merged, todo.plan)
+        if config == dict(base.config):
+            _copy(original, folder / "config.json")
+        else:
+            atomic_write(folder / "config.json", merge_plan.config_text(config))
 
-    def _check_inputs(self) -> None:
-        """Raises BadModel when a file next to the base's weights is not what it was at the beginning."""
-        before, now = self._todo.inputs, _inputs(self._todo.folder, self._todo.adapter)
-        changed = [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
-        if changed:
-            raise BadModel(f"{changed[0]} was changed while it was being read")
+
+def _check_inputs(todo: Merge) -> None:
+    """Raises BadModel when a file next to the base's weights is not what it was at the beginning."""
+    before, now = todo.inputs, _inputs(todo.folder, todo.adapter)
+    changed = [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+    if changed:
+        raise BadModel(f"{changed[0]} was changed while it was being read")
 
 
 def _copy(source: Path, target: Path) -> None:

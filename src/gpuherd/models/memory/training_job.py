@@ -11,6 +11,7 @@ from gpuherd.models.memory.weights import Precision
 
 ALL_LINEAR = "all-linear"
 _ATTENTIONS, _LOSSES, _VALUES = ("sdpa", "eager"), ("whole", "chunked"), ("head", "model")
+_COUNTED = ("batch", "prompt_tokens", "new_tokens", "accumulation", "samples", "sampled", "weighed", "chunk")
 _WHOLE = (Precision.INT8, Precision.AS_STORED)  # codes that FSDP can't divide
 _MOST = 10**12  # of anything that is counted: more is a slip of the hand
 
@@ -137,16 +138,8 @@ class TrainingJob:
     bucket_view: bool = False
 
     def __post_init__(self) -> None:
-        _at_least_one(
-            batch=self.batch,
-            prompt_tokens=self.prompt_tokens,
-            new_tokens=self.new_tokens,
-            accumulation=self.accumulation,
-            samples=self.samples,
-            sampled=1 if self.sampled is None else self.sampled,
-            weighed=self.weighed or 1,
-            chunk=1 if self.chunk is None else self.chunk,
-        )
+        given = {name: getattr(self, name) for name in _COUNTED} | {"weighed": self.weighed or 1}
+        _at_least_one(**{name: 1 if number is None else number for name, number in given.items()})
         for name, words in (("attention", _ATTENTIONS), ("loss", _LOSSES), ("value", _VALUES)):
             if getattr(self, name) not in words:
                 raise UsageError(f"{name}={getattr(self, name)!r}: it is one of {', '.join(words)}")

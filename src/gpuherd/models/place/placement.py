@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
+from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.models.describe.description import Architecture, Role, Tensor
@@ -40,10 +41,9 @@ class AnswerTask:
     """A model, its precision, and the answers it is to generate; with tables that are made when first needed, once."""
 
     def __init__(self, architecture: Architecture, precision: Precision, workload: Workload, reserve: Reserve) -> None:
-        self.architecture = architecture
-        self.precision = precision
-        self.workload = workload
-        self.reserve = reserve
+        self.architecture, self.precision, self.workload, self.reserve = architecture, precision, workload, reserve
+        names = ("architecture", "precision", "workload", "reserve")
+        self._facts: dict[str, Any] = {name: getattr(self, name) for name in names}
         self._sizes: dict[int, BlockSizes] = {}
 
     def changed(self, *, precision: Precision | None = None, workload: Workload | None = None) -> AnswerTask:
@@ -53,7 +53,7 @@ class AnswerTask:
     def sizes(self, tensor_parallel_size: int = 1) -> BlockSizes:
         """The sizes of its blocks, each split over so many GPUs."""
         if tensor_parallel_size not in self._sizes:
-            table = CostTable(self.architecture, self.precision, self.workload, self.reserve, ways=tensor_parallel_size)
+            table = CostTable(**self._facts, ways=tensor_parallel_size)
             self._sizes[tensor_parallel_size] = BlockSizes(
                 table, cuts_allowed(self.architecture), self.workload.batch, self.reserve
             )
@@ -85,10 +85,7 @@ class AnswerTask:
     ) -> MemoryPlan:
         """The plan with these replicas."""
         return MemoryPlan(
-            architecture=self.architecture,
-            precision=self.precision,
-            workload=self.workload,
-            reserve=self.reserve,
+            **self._facts,
             parallel="one" if len(loads) == 1 else "tensor" if tensor else "layers",
             loads=loads,
             replicas=len(groups),
@@ -99,15 +96,8 @@ class AnswerTask:
 
     def refusal(self, reason: str, *, incapable: bool = False) -> AnswerRefusal:
         """A refusal for another reason than memory: there is no best placement."""
-        return AnswerRefusal(
-            architecture=self.architecture,
-            precision=self.precision,
-            workload=self.workload,
-            reserve=self.reserve,
-            reason=reason,
-            needed=self.sizes().on_one_gpu(),
-            incapable=incapable,
-        )
+        needed = self.sizes().on_one_gpu()
+        return AnswerRefusal(**self._facts, reason=reason, needed=needed, incapable=incapable)
 
     def too_large(self, loads: tuple[GpuLoad[Usage], ...]) -> AnswerRefusal:
         """A refusal with the figures of the best placement."""
