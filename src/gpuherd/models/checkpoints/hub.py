@@ -151,19 +151,16 @@ def _judge(problem: Exception, ref: ModelRef) -> str:
     from huggingface_hub import errors
 
     model = f"model {quoted(ref.text)}"
+    log_in = "log in with 'hf auth login'"
     # Gated is a kind of missing repository in huggingface_hub, so it has to come first.
-    if isinstance(problem, errors.GatedRepoError):
-        raise MissingModel(
-            f"{model} is gated: accept its licence on its page of the Hugging Face Hub and log in with 'hf auth login'"
-        ) from None
-    if isinstance(problem, errors.RevisionNotFoundError):
-        raise MissingModel(f"{model}: the repository has no revision {quoted(ref.revision or 'main')}") from None
-    if isinstance(problem, errors.RepositoryNotFoundError):
-        raise MissingModel(
-            f"{model} is not on the Hugging Face Hub, or is private; check the id, or log in with 'hf auth login'"
-        ) from None
-    if isinstance(problem, errors.DisabledRepoError):
-        raise MissingModel(f"{model} has been disabled on the Hugging Face Hub") from None
+    for kind, what in (
+        (errors.GatedRepoError, f" is gated: accept its licence on its page of the Hugging Face Hub and {log_in}"),
+        (errors.RevisionNotFoundError, f": the repository has no revision {quoted(ref.revision or 'main')}"),
+        (errors.RepositoryNotFoundError, f" is not on the Hugging Face Hub, or is private; check the id, or {log_in}"),
+        (errors.DisabledRepoError, " has been disabled on the Hugging Face Hub"),
+    ):
+        if isinstance(problem, kind):
+            raise MissingModel(f"{model}{what}") from None
     if isinstance(problem, errors.HfHubHTTPError):
         status = problem.response.status_code
         if status in (408, 429) or status >= 500:

@@ -27,6 +27,7 @@ from gpuherd.models.describe.config import (
 )
 from gpuherd.models.describe.description import Architecture, Block, Kind, LayerCache, Role, Tensor
 from gpuherd.models.names import quoted
+from gpuherd.models.tensors.fused import EXPERTS_APART
 from gpuherd.models.tensors.kinds import Ties, classify, ties_of
 from gpuherd.models.tensors.source import TensorInfo
 
@@ -213,8 +214,8 @@ _RENAMED: Sequence[tuple[re.Pattern[str], str]] = [
     )
 ]
 _EXPERT = re.compile(r"(?P<module>.+\.experts)\.(?P<number>\d+)\.(?P<matrix>\w+)\.weight")
-_GATE_UP = frozenset({"gate_proj", "up_proj", "w1", "w3"})
-_DOWN = frozenset({"down_proj", "w2"})
+# Names of the matrices of one expert, by the parameter that they are fused to.
+_FUSED = {name: {part for *_, parts in forms for part in parts} for name, forms in EXPERTS_APART.items()}
 # Where a module of the loaded model has another name than the one it is stored under: loaded -> stored.
 _ELSEWHERE = ((".mlp.", ".block_sparse_moe."), (".mlp.router.", ".block_sparse_moe.gate."))
 
@@ -242,9 +243,8 @@ class Stored:
             if candidate in self._by_name:
                 return [self._by_name[candidate]]
             module, _, last = candidate.rpartition(".")
-            wanted = {"gate_up_proj": _GATE_UP, "down_proj": _DOWN}.get(last)
-            if wanted is not None and module in self._experts:
-                return [info for info in self._experts[module] if info.name.split(".")[-2] in wanted]
+            if last in _FUSED and module in self._experts:
+                return [info for info in self._experts[module] if info.name.split(".")[-2] in _FUSED[last]]
         return []
 
     def scales_of(self, info: TensorInfo) -> Sequence[TensorInfo]:

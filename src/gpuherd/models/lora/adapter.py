@@ -31,7 +31,7 @@ from gpuherd.models.lora.edits import (
     expert_edit,
     matrix_edit,
 )
-from gpuherd.models.lora.update import Merged
+from gpuherd.models.lora.update import Merged, is_saved
 from gpuherd.models.names import ModelRef, parse_model, quoted
 from gpuherd.models.tensors.kinds import BaseNames
 from gpuherd.models.tensors.source import TensorSource
@@ -364,7 +364,6 @@ def _replacements(
     One without such a tensor is new (a classification head), if the config lists its module in modules_to_save.
     """
     result: dict[str, StoredTensor] = {}
-    saved = tuple(config.get("modules_to_save") or ())
     for key, tensor in whole.items():
         module = key.rpartition(".")[0]
         # PEFT saves an embedding or a head that it trains together with the factors, which belong to the same tensor.
@@ -372,8 +371,7 @@ def _replacements(
         name = names.weight(module) if trained else names.tensor(key)
         if name is None:
             # The head of a tied model is not in the base's file; PEFT saves it together with the embedding.
-            known = names.is_head(key) or any(f".{entry}." in f".{module}." for entry in saved)
-            if not known:
+            if not names.is_head(key) and not is_saved(module, config):
                 raise BadModel(f"{folder}: tensor {key!r} of the adapter has no place in the base model")
             name = key
         elif tensor.info.shape[1:] != names.shape(name)[1:]:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import StoredTensor
-from gpuherd.models.lora.update import Merged
+from gpuherd.models.lora.update import Merged, is_saved
 from gpuherd.models.names import WEIGHT_ENDINGS
 from gpuherd.models.tensors.kinds import BaseNames, Ties, classify, is_input_embedding, ties_of
 from gpuherd.models.tensors.source import BY_TORCH, READABLE, TensorInfo, stored_bytes
@@ -231,12 +231,12 @@ def with_head(merged: Merged, adapter: Mapping[str, Any], stored: Mapping[str, S
     head = None if embedding is None else _tied_head(merged, embedding)
     if embedding is None or head is None:
         return merged
-    trained = _is_saved(embedding, adapter)
+    trained = is_saved(embedding.rpartition(".")[0], adapter)
     if embedding in merged.edits:  # factors of the head: PEFT saves the embedding with them
         if trained:
             raise BadModel(f"the adapter holds {embedding!r} whole, and factors of the head that is tied to it")
         return merged
-    if adapter.get("ensure_weight_tying") is True or not (trained or _is_saved(head, adapter)):
+    if adapter.get("ensure_weight_tying") is True or not (trained or is_saved(head.rpartition(".")[0], adapter)):
         # Both were saved, because they were trained as one or have grown.
         tensors = {name: info for name, info in merged.tensors.items() if name != head or name in base.tensors}
         replaced = {name: tensor for name, tensor in merged.replaced.items() if name != head}
@@ -250,12 +250,6 @@ def with_head(merged: Merged, adapter: Mapping[str, Any], stored: Mapping[str, S
         tensors={**merged.tensors, head: replace(own.info, name=head, shares=None)},
         replaced={**merged.replaced, head: own},
     )
-
-
-def _is_saved(name: str, adapter: Mapping[str, Any]) -> bool:
-    """Whether the adapter's config lists the tensor's module as one that is trained whole."""
-    module = name.rpartition(".")[0]
-    return any(f".{entry}." in f".{module}." for entry in adapter.get("modules_to_save") or ())
 
 
 def _tied_head(merged: Merged, embedding: str) -> str | None:

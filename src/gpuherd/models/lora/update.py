@@ -135,6 +135,11 @@ class Merged:
         return self._squares[name]
 
 
+def is_saved(module: str, adapter: Mapping[str, Any]) -> bool:
+    """Whether an adapter's config lists the module as one that is trained and saved whole."""
+    return any(f".{entry}." in f".{module}." for entry in adapter.get("modules_to_save") or ())
+
+
 # ---- updates ---------------------------------------------------------------------------------------------------------
 
 NOT_IN_ADAPTER = "not changed by the adapter"

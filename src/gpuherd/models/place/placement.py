@@ -152,12 +152,8 @@ def _by_layers(
 ) -> MemoryPlan | AnswerRefusal:
     sizes = task.sizes()
     cooperating = len(able_to_cooperate(gpus))
-    if parallel == "replica":
-        counts = range(1, 2)
-    elif parallel == "layers" or count is not None:
-        counts = range(count or max(1, cooperating), (count or max(1, cooperating)) + 1)
-    else:
-        counts = range(1, max(1, cooperating) + 1)
+    most = 1 if parallel == "replica" else count or max(1, cooperating)
+    counts = range(1 if parallel == "auto" and count is None else most, most + 1)
     for number in counts:
         choices = [
             (each, found, each.sizes().best(found))
