@@ -159,39 +159,27 @@ def draw(bars: Sequence[MemoryBar], scale: int, window: Window) -> list[Line]:
     figure = max(len(bar.figure) for bar in bars)
     holds = max(len(bar.holds) for bar in bars)
     frame = label + 2 + 2 + 2 + figure
-    if window.width >= frame + _SHORTEST + 2 + min(holds, _HOLDS):
-        cells = min(_LONGEST, window.width - frame - 2 - min(holds, _HOLDS))
-        return [line for bar in bars for line in _one_line(bar, scale, cells, label, figure, window)]
-    if window.width >= frame + _SHORTEST:
-        cells = min(_LONGEST, window.width - frame)
-        return [line for bar in bars for line in _two_lines(bar, scale, cells, label, figure, window)]
     lines: list[Line] = []
+
+    def with_figure(bar: MemoryBar, cells: int) -> Line:
+        over = sum(size for _, size in bar.parts) > bar.free
+        shown = StyledText(f"{bar.figure:>{figure}}", "bad" if over else "")
+        return *_drawn(bar, scale, cells, window), StyledText("  "), shown
+
     for bar in bars:
-        lines += wrapped(f"{bar.figure}: {bar.holds}", window, first=f"{bar.label:<{label}}  ")
-        lines.append(_drawn(bar, scale, window.width - 2, window))
+        named = f"{bar.label:<{label}}  "
+        if window.width >= frame + _SHORTEST + 2 + min(holds, _HOLDS):
+            cells = min(_LONGEST, window.width - frame - 2 - min(holds, _HOLDS))
+            first, *more = wrapped(bar.holds, window, first=" " * (frame + cells + 2))
+            lines += [(StyledText(named), *with_figure(bar, cells), StyledText("  "), *first[1:]), *more]
+        elif window.width >= frame + _SHORTEST:
+            lines += wrapped(bar.holds, window, first=named)
+            cells = min(_LONGEST, window.width - frame)
+            lines.append((StyledText(" " * (label + 2)), *with_figure(bar, cells)))
+        else:
+            lines += wrapped(f"{bar.figure}: {bar.holds}", window, first=named)
+            lines.append(_drawn(bar, scale, window.width - 2, window))
     return lines
-
-
-def _one_line(bar: MemoryBar, scale: int, cells: int, label: int, figure: int, window: Window) -> list[Line]:
-    before = label + 2 + cells + 2 + 2 + figure + 2
-    first, *more = wrapped(bar.holds, window, first=" " * before)
-    line = (
-        StyledText(f"{bar.label:<{label}}  "),
-        *_drawn(bar, scale, cells, window),
-        *_figure(bar, figure),
-        StyledText("  "),
-    )
-    return [(*line, *first[1:]), *more]
-
-
-def _two_lines(bar: MemoryBar, scale: int, cells: int, label: int, figure: int, window: Window) -> list[Line]:
-    first = wrapped(bar.holds, window, first=f"{bar.label:<{label}}  ")
-    return [*first, (StyledText(" " * (label + 2)), *_drawn(bar, scale, cells, window), *_figure(bar, figure))]
-
-
-def _figure(bar: MemoryBar, wide: int) -> Line:
-    over = sum(size for _, size in bar.parts) > bar.free
-    return StyledText("  "), StyledText(f"{bar.figure:>{wide}}", "bad" if over else "")
 
 
 def _drawn(bar: MemoryBar, scale: int, cells: int, window: Window) -> Line:
