@@ -270,15 +270,18 @@ def with_adapter(architecture: Architecture, adapter: Path) -> Architecture:
     merged = merge(HeadersOnly({"model_type": architecture.model_type}, infos), adapter)
     copied = tuple(read_json(adapter / ADAPTER_CONFIG).get("modules_to_save") or ())
     added = [*_factors(merged), *_copies(merged, copied)]
-    blocks = tuple(
-        _with(_resized(block, merged, copied), [part for part in added if _belongs(part, block)])
-        for block in architecture.blocks
-    )
-    homeless = [part for part in added if not any(_belongs(part, block) for block in architecture.blocks)]
-    if homeless:
-        blocks = (*blocks, *(Block(part.name, "head", (part,)) for part in homeless))
+    # Others take the place of the base's: a vocabulary may have grown.
+    whole = {name: stored.info.shape for name, stored in merged.replaced.items()}
+    shapes = {name: shape for name, shape in whole.items() if not _is_one(name.rpartition(".")[0], copied)}
+    blocks, placed = [], set[str]()
+    for block in architecture.blocks:
+        own = [part for part in added if part.name.startswith(f"{block.name}.")]
+        placed.update(part.name for part in own)
+        tensors = [replace(each, shape=shapes.get(each.name, each.shape)) for each in block.tensors]
+        blocks.append(replace(block, tensors=(*tensors, *own)))
+    blocks += [Block(part.name, "head", (part,)) for part in added if part.name not in placed]
     remark = "The adapter lies beside its base, unmerged; its factors are kept in float32, as PEFT does."
-    return replace(architecture, blocks=blocks).with_remarks(remark)
+    return replace(architecture, blocks=tuple(blocks)).with_remarks(remark)
 
 
 def _factors(merged: Merged) -> Iterator[Tensor]:
@@ -303,27 +306,6 @@ def _copies(merged: Merged, copied: Sequence[str]) -> Iterator[Tensor]:
             yield Tensor(f"{module}.modules_to_save.{last}", stored.info.shape)
 
 
-def _resized(block: Block, merged: Merged, copied: Sequence[str]) -> Block:
-    """The block with the tensors that the adapter puts in the place of the base's: a vocabulary may have grown."""
-    shapes = {
-        name: stored.info.shape
-        for name, stored in merged.replaced.items()
-        if not _is_one(name.rpartition(".")[0], copied)
-    }
-    if not any(tensor.name in shapes for tensor in block.tensors):
-        return block
-    tensors = (replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in block.tensors)
-    return replace(block, tensors=tuple(tensors))
-
-
 def _is_one(module: str, names: Sequence[str]) -> bool:
     """Whether a module is named, by the end of its path."""
     return any(f".{module}".endswith(f".{name}") for name in names)
-
-
-def _belongs(part: Tensor, block: Block) -> bool:
-    return part.name.startswith(f"{block.name}.")
-
-
-def _with(block: Block, parts: Sequence[Tensor]) -> Block:
-    return replace(block, tensors=(*block.tensors, *parts)) if parts else block
