@@ -20,7 +20,7 @@ hub_ids = st.one_of(parts, st.builds(lambda org, name: f"{org}/{name}", parts, p
 @given(hub_ids)
 def test_hub_ids_are_accepted(text: str) -> None:
     ref = parse_model(text)
-    assert (ref.kind, ref.repo_id, ref.revision, ref.path) == ("hub", text, None, None)
+    assert (ref.repo_id, ref.revision, ref.path) == (text, None, None)
 
 
 @given(hub_ids)
@@ -82,12 +82,12 @@ def test_local_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "w.safetensors").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     folder = parse_model("model dir; odd")
-    assert (folder.kind, folder.path) == ("folder", tmp_path / "model dir; odd")
+    assert (folder.repo_id, folder.path) == (None, tmp_path / "model dir; odd")
     file = parse_model("./w.safetensors")
-    assert (file.kind, file.path) == ("file", tmp_path / "w.safetensors")
+    assert (file.repo_id, file.path) == (None, tmp_path / "w.safetensors")
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "name").mkdir()
-    assert parse_model("org/name").kind == "folder"
+    assert parse_model("org/name").path == tmp_path / "org" / "name"
 
 
 @pytest.mark.parametrize("text", ["/no/such/folder", "./absent", "../absent-too", "~/absent-model-folder"])

@@ -12,7 +12,6 @@ from safetensors.torch import save, save_file
 from tests.models.local_hub import Hub, play, running
 
 from gpuherd.errors import BadModel
-from gpuherd.models.checkpoints import hub_headers
 from gpuherd.models.checkpoints.hub_headers import FIRST_BYTES, HubHeaders
 from gpuherd.models.names import parse_model
 from gpuherd.models.subject import Preflight, SpectraOf, examine
@@ -108,7 +107,7 @@ def test_a_hub_that_is_gone_is_asked_once_for_many_models(hub: Hub, monkeypatch:
         asked.append(1)
         return "no route"
 
-    monkeypatch.setattr(hub_headers, "no_answer", no_answer)
+    monkeypatch.setattr("gpuherd.models.checkpoints.hub.no_answer", no_answer)
     refs = [parse_model(f"org/m{number}") for number in range(50)]
     with HubHeaders(refs) as read_hub:
         assert [read_hub(ref) for ref in refs] == [None] * 50

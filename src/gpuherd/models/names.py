@@ -11,7 +11,6 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from gpuherd.errors import BadModel, MissingModel
 
@@ -27,6 +26,8 @@ _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"(?:{_PART}/)?{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9_])?")
 _PLAIN_REVISION = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Of files that hold weights.
+WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _LOCAL_STARTS = ("/", "./", "../", "~")
 
 
@@ -36,14 +37,12 @@ class ModelRef:
 
     Attributes:
         text: as the user wrote it.
-        kind: ``hub`` for an id, ``folder`` or ``file`` for what is on this machine.
-        path: absolute path when it is local, else None.
+        path: absolute path of the folder or file when it is local, else None.
         repo_id: ``name`` or ``org/name`` when it is on the Hub, else None.
         revision: branch, tag or commit after ``@``, None for the default branch.
     """
 
     text: str
-    kind: Literal["hub", "folder", "file"]
     path: Path | None = None
     repo_id: str | None = None
     revision: str | None = None
@@ -52,6 +51,14 @@ class ModelRef:
 def quoted(text: str) -> str:
     """A repr for error messages: no control characters, and cut after 80 characters."""
     return repr(text) if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]!r}... ({len(text)} characters)"
+
+
+def is_there(text: str) -> bool:
+    """Whether there is a file or folder of this name; not where that can't be looked at."""
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def parse_model(text: str) -> ModelRef:
@@ -80,10 +87,8 @@ def parse_model(text: str) -> ModelRef:
 def _local(text: str) -> ModelRef | None:
     try:
         path = Path(text).expanduser().absolute()
-        if path.is_dir():
-            return ModelRef(text, "folder", path=path)
         if path.exists():
-            return ModelRef(text, "file", path=path)
+            return ModelRef(text, path=path)
     except (OSError, RuntimeError, ValueError) as problem:  # a part too long, no right to look, no such user for ~user
         if text.startswith(_LOCAL_STARTS):
             raise BadModel(f"model {quoted(text)} can't be looked at: {problem}") from None
@@ -100,7 +105,7 @@ def _hub(text: str) -> ModelRef:
         raise BadModel(f"model {quoted(text)} is neither a local path nor a Hugging Face id: {problem}")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision):
         raise BadModel(f"model {quoted(text)}: {quoted(revision)} is no revision (a branch, tag or commit)")
-    return ModelRef(text, "hub", repo_id=repo_id, revision=revision or None)
+    return ModelRef(text, repo_id=repo_id, revision=revision or None)
 
 
 def _hub_problem(repo_id: str) -> str | None:

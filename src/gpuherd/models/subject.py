@@ -17,7 +17,7 @@ from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.open import open_checkpoint
 from gpuherd.models.checkpoints.quantized import quantised_as
 from gpuherd.models.lora.adapter import adapter_base, check_adapter, is_adapter, merge
-from gpuherd.models.lora.edits import ExpertEdit, MatrixEdit, OneExpertEdit
+from gpuherd.models.lora.edits import BiasEdit
 from gpuherd.models.lora.update import AdapterUpdate, adapter_update, difference, update_matrices
 from gpuherd.models.names import ModelRef, parse_model, quoted
 from gpuherd.models.tensors.kinds import NOT_COUNTED, buffer_of
@@ -49,8 +49,7 @@ class Subject:
     def ranks(self) -> tuple[int, ...]:
         """The rank r of each tensor whose update is taken as s B A; empty where nothing is."""
         low_rank = self.source.low_rank if isinstance(self.source, AdapterUpdate) else {}
-        known = MatrixEdit | ExpertEdit | OneExpertEdit
-        return tuple(edit.factors.rank for edit in low_rank.values() if isinstance(edit, known))
+        return tuple(edit.factors.rank for edit in low_rank.values() if not isinstance(edit, BiasEdit))
 
     @property
     def total_bytes(self) -> int:
@@ -219,8 +218,14 @@ def examine(
     query = _Query(base or None, spectra_of, embeddings, choose, read_hub)
     if ref.path is None:
         return _examine_hub(ref, query, listed_as_adapter, relation is not None)
+    named = base_of(ref.path, query.base, spectra_of)
     if is_adapter(ref.path):
-        return _examine_adapter(ref, ref.path, query)
+        if not named:
+            raise BadModel(
+                f"adapter {quoted(model)} has no base model: neither the list nor its adapter_config.json names one"
+            )
+        check_adapter(ref.path)
+        return _facts("adapter", ref, ref.path, named, query)
     if listed_as_adapter:
         raise BadModel(
             f"model {quoted(model)} is listed as {relation}, but has no adapter_config.json; "
@@ -229,7 +234,7 @@ def examine(
     reason = why_not(spectra_of, adapter=False, base=query.base)
     if reason is not None:
         raise BadModel(f"model {quoted(model)}: {reason}")
-    return _facts("model", ref, ref.path, base_of(ref.path, query.base, spectra_of), query)
+    return _facts("model", ref, ref.path, named, query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,16 +291,6 @@ def _headers(ref: ModelRef, query: _Query) -> TensorSource | None:
         return None if folder is None else open_checkpoint(folder)
     except (BadModel, OSError, ModuleNotFoundError):
         return None
-
-
-def _examine_adapter(ref: ModelRef, path: Path, query: _Query) -> Preflight:
-    named = base_of(path, query.base, query.spectra_of)
-    if not named:
-        raise BadModel(
-            f"adapter {quoted(ref.text)} has no base model: neither the list nor its adapter_config.json names one"
-        )
-    check_adapter(path)
-    return _facts("adapter", ref, path, named, query)
 
 
 def _facts(kind: Literal["model", "adapter"], ref: ModelRef, path: Path, base: str | None, query: _Query) -> Preflight:

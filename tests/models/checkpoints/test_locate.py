@@ -130,7 +130,7 @@ def test_a_local_model_is_where_it_is(tmp_path: Path) -> None:
     assert locate(parse_model(str(tmp_path))) == tmp_path
 
 
-REF = ModelRef("org/x", "hub", repo_id="org/x")
+REF = ModelRef("org/x", repo_id="org/x")
 
 
 @pytest.mark.parametrize(

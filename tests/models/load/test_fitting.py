@@ -12,7 +12,7 @@ from tests.models.load.conftest import LLAMA, Small, slow
 
 from gpuherd.errors import BadModel
 from gpuherd.models.describe.description import Architecture, Block, Tensor
-from gpuherd.models.load.placement import Built, FittedPlacement, fitted, from_device_map
+from gpuherd.models.load.placement import Built, fitted, from_device_map
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -80,9 +80,10 @@ def test_a_prefix_is_put_before_every_name_and_the_head_lies_with_the_last_block
     placement = from_device_map(BODY, {"": 0, "layers.0": 1}, visible=2)
     shapes = {"toy.embed.weight": (4, 2), "toy.layers.0.w": (2, 2), "score.weight": (1, 2), "toy.layers.0.own": (3,)}
     found = fitted(BODY, placement, Built(shapes, {}, prefix="toy"), stored=shapes)
-    assert isinstance(found, FittedPlacement)
-    assert found.placement.by_block == {"toy.embed": 0, "toy.layers.0": 1, "score": 1}
-    assert {tensor.name: tensor.shape for tensor in found.base.tensors()} == shapes
+    assert not isinstance(found, str)
+    base, placed = found
+    assert placed.by_block == {"toy.embed": 0, "toy.layers.0": 1, "score": 1}
+    assert {tensor.name: tensor.shape for tensor in base.tensors()} == shapes
 
 
 def test_what_differs_is_named() -> None:
@@ -96,7 +97,7 @@ def test_what_differs_is_named() -> None:
     )
     split = from_device_map(BODY, {"embed": 0, "layers": 1}, visible=2)
     beside = fitted(BODY, split, tied, stored=())
-    assert isinstance(beside, FittedPlacement) and beside.placement.by_block["head"] == 0
+    assert not isinstance(beside, str) and beside[1].by_block["head"] == 0
 
 
 def test_a_config_of_another_width_is_refused_before_anything_is_read(tmp_path: Path) -> None:

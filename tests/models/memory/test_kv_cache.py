@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.models.describe.formulas.from_config import architecture_of
 
 from gpuherd.models.describe.description import LayerCache
-from gpuherd.models.memory.kv_cache import CacheSizes, Workload, cache_bytes, sequence_bytes
+from gpuherd.models.memory.kv_cache import CacheSizes, Reserve, Workload, sequence_bytes
+from gpuherd.models.memory.usage import CostTable
 from gpuherd.models.memory.weights import Precision
 
 torch = pytest.importorskip("torch")
@@ -60,7 +61,7 @@ T5 = transformers.T5Config(d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads
 
 def _kept(config: Any, workload: Workload) -> CacheSizes:
     found = architecture_of(config.to_dict(), "test")
-    return cache_bytes(found, 0, len(found.blocks), workload, Precision.FP32)
+    return CostTable(found, Precision.FP32, workload, Reserve()).cache(0, len(found.blocks))
 
 
 # One of each kind of layer: full, windows beside full ones, latent, states. Most of the time goes into states, token by

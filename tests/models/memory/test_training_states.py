@@ -9,8 +9,15 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.models.describe.description import Architecture, Role, Tensor
-from gpuherd.models.memory.training_job import LoraShape, Optimiser, Strategy, TrainingJob, TrainingPrecision
-from gpuherd.models.memory.training_states import States, part_of, states_of, training_model, with_lora
+from gpuherd.models.memory.training_job import (
+    LoraShape,
+    Optimiser,
+    StepMemory,
+    Strategy,
+    TrainingJob,
+    TrainingPrecision,
+)
+from gpuherd.models.memory.training_states import part_of, states_of, training_model, with_lora
 from gpuherd.models.memory.weights import Precision
 
 torch = pytest.importorskip("torch")
@@ -22,7 +29,7 @@ from tests.models.memory.training_models import config_of, model_of, unmeasured 
 SMALL = {"layers": 2, "vocab": 1001, "hidden_size": 128, "intermediate_size": 200, "num_attention_heads": 4}
 
 
-def expected(config: Any, job: TrainingJob, shards: int = 1) -> States:
+def expected(config: Any, job: TrainingJob, shards: int = 1) -> StepMemory:
     model = training_model(unmeasured(config))
     return states_of(model if job.lora is None else with_lora(model, job.lora), job, shards)
 

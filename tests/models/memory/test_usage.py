@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.models.describe.formulas.from_config import architecture_of as read_config
+from tests.models.memory.toy import usage_of
 
 from gpuherd.models.describe.description import Architecture, Block, LayerCache, Role, Tensor
 from gpuherd.models.memory.kv_cache import GIB, MIB, Reserve, Workload
-from gpuherd.models.memory.usage import CostTable, usage_of
+from gpuherd.models.memory.usage import CostTable
 from gpuherd.models.memory.weights import Precision, weight_bytes
 from gpuherd.models.place.gpus import GpuSpec
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from tests.models.describe.formulas.from_config import architecture_of
+from tests.models.memory.toy import usage_of
 
 from gpuherd.models.memory.kv_cache import GIB, Reserve, Workload
-from gpuherd.models.memory.usage import Usage, usage_of
+from gpuherd.models.memory.usage import Usage
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 

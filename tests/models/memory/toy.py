@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gpuherd.models.describe.description import Architecture, Block, LayerCache, Role, Tensor
-from gpuherd.models.memory.kv_cache import MIB, Reserve
+from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
+from gpuherd.models.memory.usage import CostTable, Usage
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 
 # Nothing reserved: a card holds what it has.
@@ -58,3 +60,16 @@ def toy(
 def gpus_of(*mib: int, mig: bool = False) -> tuple[GpuSpec, ...]:
     """Cards of these MiB."""
     return tuple(GpuSpec(str(place), f"{size}MB", size * MIB, size * MIB, mig=mig) for place, size in enumerate(mib))
+
+
+def usage_of(
+    architecture: Architecture,
+    first: int,
+    after_last: int,
+    precision: Precision,
+    workload: Workload,
+    reserve: Reserve,
+    card: GpuSpec,
+) -> Usage:
+    """What ``blocks[first:after_last]`` take on a card."""
+    return CostTable(architecture, precision, workload, reserve).usage(first, after_last, card)

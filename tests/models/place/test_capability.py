@@ -9,7 +9,7 @@ from tests.models.memory.toy import NOTHING, gpus_of, toy
 
 from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.models.memory.weights import Precision
-from gpuherd.models.place.gpus import attention_for, capability_verdict
+from gpuherd.models.place.gpus import capability_verdict
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 
@@ -37,11 +37,6 @@ def test_precisions(precision: str, capability: tuple[int, int] | None, possible
     told = capability_verdict(Precision(precision), capability)
     assert told.possible == possible
     assert bool(told.sentence) == slow
-
-
-def test_attention() -> None:
-    assert attention_for((8, 6)) == "flash_attention_2"
-    assert attention_for((7, 5)) == attention_for(None) == "sdpa"
 
 
 @pytest.mark.parametrize(

@@ -103,3 +103,23 @@ def test_cards_become_words_that_mean_the_same_cards(groups: list[tuple[int, str
 def test_every_kind_is_found_by_its_own_name_once() -> None:
     assert [find_kind(kind.name) for kind in KINDS] == list(KINDS)
     assert len({kind.name for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Tesla T4 16GB", "T4"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("H100 94GB", "H100-NVL"),
+        ("NVIDIA GeForce RTX 3060 12GB", "RTX3060"),
+        ("A6000 48GB", "RTX-A6000"),
+        ("MI300X 192GB", "MI300X"),
+        ("H100 40GB", None),
+        ("T4 12GB", None),
+        ("T4 24GB", None),
+        ("A100", None),
+    ],
+)
+def test_a_board_is_found_with_the_memory_that_its_maker_names_and_no_other(name: str, kind: str | None) -> None:
+    found = find_kind(name)
+    assert (None if found is None else found.name) == kind

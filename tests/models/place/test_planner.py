@@ -10,13 +10,13 @@ from itertools import combinations_with_replacement, permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.memory.toy import NOTHING, gpus_of, toy
+from tests.models.memory.toy import NOTHING, gpus_of, toy, usage_of
 
 from gpuherd.errors import UsageError
 from gpuherd.models.describe.description import Architecture
 from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.memory.kv_cache import Reserve, Workload
-from gpuherd.models.memory.usage import CostTable, usage_of
+from gpuherd.models.memory.usage import CostTable
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec, parse_gpus
 from gpuherd.models.place.planner import make_plan

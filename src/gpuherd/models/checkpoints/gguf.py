@@ -132,9 +132,13 @@ class _Cursor:
         return self._file.path
 
     def take(self, count: int) -> bytes:
-        self._need(count)
         begin = self.position - self._start
-        self.position += count
+        self.skip(count)
+        if not 0 <= begin <= begin + count <= len(self._buffer):
+            begin, self._start = 0, self.position - count
+            self._buffer = os.pread(self._fd, max(_CHUNK, count), self._start)
+            if len(self._buffer) < count:
+                raise BadModel(self._problem())
         return self._buffer[begin : begin + count]
 
     def skip(self, count: int) -> None:
@@ -148,16 +152,6 @@ class _Cursor:
 
     def text(self) -> str:
         return self.take(self.number("Q")).decode("utf-8", "replace")
-
-    def _need(self, count: int) -> None:
-        if self.position + count > min(self._file.size, MAX_HEADER_BYTES):
-            raise BadModel(self._problem())
-        begin = self.position - self._start
-        if not 0 <= begin <= begin + count <= len(self._buffer):
-            self._start = self.position
-            self._buffer = os.pread(self._fd, max(_CHUNK, count), self.position)
-            if len(self._buffer) < count:
-                raise BadModel(self._problem())
 
     def _problem(self) -> str:
         if self._file.size > MAX_HEADER_BYTES:
@@ -208,18 +202,18 @@ def _tensor(
     if kind not in types:
         raise BadModel(f"{where} has the unknown type {kind}; a newer version of the gguf library may know it")
     check_shape(where, shape)
-    of = types[kind]
-    if shape and shape[-1] % of.block:
-        raise BadModel(f"{where} of type {of.name} has rows of {shape[-1]}, no whole blocks of {of.block}")
-    nbytes = math.prod(shape) // of.block * of.block_bytes
+    dtype, block, block_bytes = types[kind]
+    if shape and shape[-1] % block:
+        raise BadModel(f"{where} of type {dtype} has rows of {shape[-1]}, no whole blocks of {block}")
+    nbytes = math.prod(shape) // block * block_bytes
     if start + offset + nbytes > file.size:
         raise BadModel(f"{file.path} is truncated: tensor {name!r} reaches beyond its end")
-    if of.name in ITEM_BYTES:
-        return StoredTensor(TensorInfo(name, shape, of.name, nbytes), file, start + offset)
-    if not _can_dequantise(kind, of.block_bytes):
-        raise BadModel(f"{where} is stored as {of.name}, which the gguf library can't turn into weights")
-    info = TensorInfo(name, shape, of.name, nbytes, dequantized=True)
-    return GgufTensor(info, StoredTensor(info, file, start + offset), kind, of.block, of.block_bytes)
+    if dtype in ITEM_BYTES:
+        return StoredTensor(TensorInfo(name, shape, dtype, nbytes), file, start + offset)
+    if not _can_dequantise(kind, block_bytes):
+        raise BadModel(f"{where} is stored as {dtype}, which the gguf library can't turn into weights")
+    info = TensorInfo(name, shape, dtype, nbytes, dequantized=True)
+    return GgufTensor(info, StoredTensor(info, file, start + offset), kind, block, block_bytes)
 
 
 def _check_layout(tensors: list[StoredTensor | GgufTensor], file: FileStamp) -> None:
@@ -234,13 +228,8 @@ def _check_layout(tensors: list[StoredTensor | GgufTensor], file: FileStamp) -> 
         end = max(end, tensor.offset + tensor.info.nbytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Type:
-    """A type of numbers as the library knows it: ``block`` numbers take ``block_bytes``."""
-
-    name: str
-    block: int
-    block_bytes: int
+# A type of numbers as the library knows it: its name, and how many numbers take how many bytes.
+_Type = tuple[str, int, int]
 
 
 def _types() -> Mapping[int, _Type]:
@@ -249,7 +238,7 @@ def _types() -> Mapping[int, _Type]:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
         raise MissingGguf("GGUF files want the gguf library, which is missing: pip install 'gpuherd[gguf]'") from None
-    return {int(kind): _Type(kind.name, block, size) for kind, (block, size) in GGML_QUANT_SIZES.items()}
+    return {int(kind): (kind.name, block, size) for kind, (block, size) in GGML_QUANT_SIZES.items()}
 
 
 @cache

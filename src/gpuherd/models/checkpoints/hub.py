@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpuherd.errors import BadModel, CannotWrite, MissingModel
-from gpuherd.models.names import ModelRef, quoted
+from gpuherd.models.names import WEIGHT_ENDINGS, ModelRef, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +54,6 @@ class Listing:
     def names(self) -> list[str]:
         """The files' names."""
         return [file.name for file in self.files]
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How often a failing network is tried again: after ``waits`` seconds each, which ``sleep`` lets pass."""
-
-    waits: Sequence[float] = WAITS
-    sleep: Callable[[float], None] = time.sleep
 
 
 class NoNetwork(Exception):
@@ -136,12 +128,13 @@ def read_range(ref: ModelRef, commit: str, name: str, start: int, stop: int) -> 
     return bytes(received[skip : skip + stop - start])
 
 
-def patiently(call: Callable[[], ResultT], ref: ModelRef, patience: Patience) -> ResultT:
-    """The call's result; a failure of the network or the server is tried again, any other becomes our error.
+def patiently(call: Callable[[], ResultT], ref: ModelRef, waits: Sequence[float] = WAITS) -> ResultT:
+    """The call's result; a failure of the network or the server is tried again after so many seconds each, any other
+    becomes our error.
 
     Raises NoNetwork after the last try; MissingModel (no such model, revision or file, gated), CannotWrite.
     """
-    for wait in (*patience.waits, None):
+    for wait in (*waits, None):
         try:
             return call()
         except Exception as problem:
@@ -149,7 +142,7 @@ def patiently(call: Callable[[], ResultT], ref: ModelRef, patience: Patience) ->
             if wait is None:
                 raise NoNetwork(passing) from None
             logger.warning("model %s: %s; trying again in %.0f s", quoted(ref.text), passing, wait)
-            patience.sleep(wait)
+            time.sleep(wait)
     raise AssertionError("unreachable")
 
 
@@ -158,19 +151,16 @@ def _judge(problem: Exception, ref: ModelRef) -> str:
     from huggingface_hub import errors
 
     model = f"model {quoted(ref.text)}"
+    log_in = "log in with 'hf auth login'"
     # Gated is a kind of missing repository in huggingface_hub, so it has to come first.
-    if isinstance(problem, errors.GatedRepoError):
-        raise MissingModel(
-            f"{model} is gated: accept its licence on its page of the Hugging Face Hub and log in with 'hf auth login'"
-        ) from None
-    if isinstance(problem, errors.RevisionNotFoundError):
-        raise MissingModel(f"{model}: the repository has no revision {quoted(ref.revision or 'main')}") from None
-    if isinstance(problem, errors.RepositoryNotFoundError):
-        raise MissingModel(
-            f"{model} is not on the Hugging Face Hub, or is private; check the id, or log in with 'hf auth login'"
-        ) from None
-    if isinstance(problem, errors.DisabledRepoError):
-        raise MissingModel(f"{model} has been disabled on the Hugging Face Hub") from None
+    for kind, what in (
+        (errors.GatedRepoError, f" is gated: accept its licence on its page of the Hugging Face Hub and {log_in}"),
+        (errors.RevisionNotFoundError, f": the repository has no revision {quoted(ref.revision or 'main')}"),
+        (errors.RepositoryNotFoundError, f" is not on the Hugging Face Hub, or is private; check the id, or {log_in}"),
+        (errors.DisabledRepoError, " has been disabled on the Hugging Face Hub"),
+    ):
+        if isinstance(problem, kind):
+            raise MissingModel(f"{model}{what}") from None
     if isinstance(problem, errors.HfHubHTTPError):
         status = problem.response.status_code
         if status in (408, 429) or status >= 500:
@@ -254,25 +244,16 @@ def _mb(nbytes: int) -> str:
 _CONFIGS = ("config.json", "adapter_config.json", "*.index.json")
 # What transformers reads in addition to config and weights: generation_config.json, the tokenizer in its many forms,
 # the processor of pictures and sounds, chat templates.
-_FOR_LOADING = (
-    "*.json",
-    "*.txt",
-    "*.model",
-    "*.jinja",
-    "*.tiktoken",
-    "*.spm",
-    "*.bpe",
-    "*.vocab",
-    "additional_chat_templates/*",
-)
+_TOKENIZER = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.spm", "*.bpe", "*.vocab")
+_TEMPLATES = "additional_chat_templates/*"
 # Of folders inside a repository: chat templates, and the settings of sentence-transformers' modules (1_Pooling).
-_FOLDERS = ("additional_chat_templates/*", "[0-9]*_*/config.json")
-_CODE = ("*.py",)
+_FOLDERS = (_TEMPLATES, "[0-9]*_*/config.json")
+_CODE = "*.py"
+_SMALL_FILES = (*_TOKENIZER, _CODE)
 _DOCUMENTS = ("license*", "notice*", "readme*", "use_policy*", "requirements*", "trainer_state*", "training_args*")
 # For a repository's own top folder. Copies in other layouts (original/, onnx/, consolidated.*) are left out.
 _SAFETENSORS = ("*.safetensors",)
 _PICKLES = ("*.bin", "*.pt", "*.pth")
-WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _NOT_WEIGHTS = (
     "*/*", "consolidated*", "training_args.bin", "optimizer*", "scheduler*", "rng_state*", "scaler*", "*.fp16.*",
     "flax_model*", "tf_model*", "rust_model*",
@@ -283,12 +264,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
 def locate(
-    ref: ModelRef,
-    *,
-    for_loading: bool = False,
-    with_code: bool = False,
-    waits: Sequence[float] = WAITS,
-    sleep: Callable[[float], None] = time.sleep,
+    ref: ModelRef, *, for_loading: bool = False, with_code: bool = False, waits: Sequence[float] = WAITS
 ) -> Path:
     """The folder or file that holds the model, downloaded if it is a Hugging Face id and not in the cache.
 
@@ -299,7 +275,6 @@ def locate(
         for_loading: fetch also what loading it with transformers needs: tokenizer, generation config, templates.
         with_code: fetch also the Python files that a model brings for ``trust_remote_code``; nothing is run here.
         waits: a failing network is tried again after so many seconds each.
-        sleep: lets them pass.
 
     Raises:
         MissingModel: the model is not to be had (missing, gated, offline).
@@ -310,12 +285,11 @@ def locate(
         return ref.path
     if is_offline():
         return _from_cache(ref, None)
-    patience = Patience(waits, sleep)
     try:
-        listing = patiently(lambda: list_repo(ref), ref, patience)
+        listing = patiently(lambda: list_repo(ref), ref, waits)
         chosen = choose_files(listing.names, ref, for_loading=for_loading, with_code=with_code)
         _check_disk(ref, listing, chosen)
-        return patiently(lambda: _download(ref, chosen), ref, patience)
+        return patiently(lambda: _download(ref, chosen), ref, waits)
     except NoNetwork as problem:
         # Without the network a model that was downloaded before will do.
         return _from_cache(ref, str(problem))
@@ -354,7 +328,7 @@ def choose_files(
 
 def _others(files: Sequence[str], for_loading: bool, with_code: bool) -> list[str]:
     """Files that are fetched in addition to config and weights."""
-    patterns = (*(_FOR_LOADING if for_loading else ()), *(_CODE if with_code else ()))
+    patterns = (*((*_TOKENIZER, _TEMPLATES) if for_loading else ()), *((_CODE,) if with_code else ()))
     return [
         name
         for name in files
@@ -410,19 +384,19 @@ def _is_cached(ref: ModelRef, commit: str, file: RemoteFile) -> bool:
     return file.sha256 is not None and (folder / "blobs" / file.sha256).exists()
 
 
-def locate_small(ref: ModelRef, patterns: Sequence[str]) -> Path:
-    """The folder of a Hub model with its files of these patterns, downloaded where they are not in the cache, without
+def locate_small(ref: ModelRef) -> Path:
+    """The folder of a Hub model with its config, tokenizer and code, fetched where they are not in the cache, without
     its weights. Raises MissingModel, CannotWrite."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     problem = None if is_offline() else no_answer()
     if problem is None and not is_offline():
         try:
-            return patiently(lambda: _download(ref, patterns), ref, Patience())
+            return patiently(lambda: _download(ref, _SMALL_FILES), ref)
         except NoNetwork as failure:
             problem = str(failure)
     try:
-        return _download(ref, patterns, offline=True)
+        return _download(ref, _SMALL_FILES, offline=True)
     except LocalEntryNotFoundError:
         raise missing(ref, problem) from None
 

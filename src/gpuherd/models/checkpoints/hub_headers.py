@@ -12,8 +12,7 @@ import json
 import logging
 import re
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,21 +23,8 @@ from typing import Any
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.jobs.settings import user_cache
-from gpuherd.models.checkpoints.hub import (
-    WAITS,
-    Listing,
-    NoNetwork,
-    Patience,
-    choose_files,
-    is_offline,
-    list_repo,
-    missing,
-    no_answer,
-    patiently,
-    read_range,
-    repo_of,
-    unreadable,
-)
+from gpuherd.models.checkpoints import hub
+from gpuherd.models.checkpoints.hub import WAITS, Listing, NoNetwork, missing, unreadable
 from gpuherd.models.checkpoints.open import (
     ADAPTER_CONFIG,
     MAX_CONFIG_BYTES,
@@ -52,7 +38,7 @@ from gpuherd.models.checkpoints.open import (
 )
 from gpuherd.models.checkpoints.safetensors import MAX_HEADER_BYTES, parse_header
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor
-from gpuherd.models.names import ModelRef, quoted, safe_filename
+from gpuherd.models.names import WEIGHT_ENDINGS, ModelRef, quoted, safe_filename
 from gpuherd.models.tensors.source import TensorInfo
 
 _log = logging.getLogger(__name__)
@@ -89,12 +75,7 @@ class OnlyAdapter(BadModel):
     """What was named as a model is an adapter without its base."""
 
 
-def read_remote(
-    ref: ModelRef,
-    *,
-    waits: Sequence[float] = WAITS,
-    sleep: Callable[[float], None] = time.sleep,
-) -> RemoteModel:
+def read_remote(ref: ModelRef, *, waits: Sequence[float] = WAITS) -> RemoteModel:
     """The config and the tensors' headers of a model of the Hub.
 
     The Hub is queried for the commit of the revision, and for nothing more if that one is known already. Offline, and
@@ -111,14 +92,13 @@ def read_remote(
         known = kept.read(ref.revision)
         if known is not None:
             return known
-    if is_offline():
+    if hub.is_offline():
         return _remembered(ref, kept, None)
-    patience = Patience(waits, sleep)
     try:
-        listing = patiently(lambda: list_repo(ref), ref, patience)
+        listing = hub.patiently(lambda: hub.list_repo(ref), ref, waits)
         model = kept.read(listing.commit)
         if model is None:
-            model = _ask(ref, listing, patience)
+            model = _ask(ref, listing, waits)
             kept.write(model)
         kept.point_to(listing.commit)
         return model
@@ -167,7 +147,7 @@ class HubHeaders:
         """Whether the Hub answers. Checked once, and ``again`` after a failure that the network may have caused."""
         with self._lock:
             if self._reachable is None or (self._reachable and again):
-                self._reachable = not is_offline() and no_answer() is None
+                self._reachable = not hub.is_offline() and hub.no_answer() is None
             return self._reachable
 
 
@@ -180,32 +160,30 @@ def _remembered(ref: ModelRef, kept: _Kept, problem: str | None) -> RemoteModel:
     return model
 
 
-def _ask(ref: ModelRef, listing: Listing, patience: Patience) -> RemoteModel:
+def _ask(ref: ModelRef, listing: Listing, waits: Sequence[float]) -> RemoteModel:
     """Reads the headers of one commit."""
     sizes = {file.name: file.size for file in listing.files}
     if ADAPTER_CONFIG in sizes and "config.json" not in sizes:
         raise OnlyAdapter(
             f"model {quoted(ref.text)} is an adapter, no model of its own; name its base, and this as its adapter"
         )
-    config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, patience) if "config.json" in sizes else {}
-    chosen = choose_files(listing.names, ref)
-    weights = [name for name in chosen if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))]
+    config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, waits) if "config.json" in sizes else {}
+    chosen = hub.choose_files(listing.names, ref)
+    weights = [name for name in chosen if name.endswith(WEIGHT_ENDINGS)]
     tensors: dict[str, TensorInfo] = {}
     if weights and weights[0].endswith(".safetensors"):
-        weight_map = _weight_map(ref, listing, weights, patience)
+        weight_map = _weight_map(ref, listing, weights, waits)
         weights = sorted(set(weight_map.values())) if weight_map else _weight_files(ref, weights)
-        tensors = _merge(
-            ref, _headers(ref, listing.commit, {name: sizes[name] for name in weights}, patience), weight_map
-        )
+        tensors = _merge(ref, _headers(ref, listing.commit, {name: sizes[name] for name in weights}, waits), weight_map)
     return RemoteModel(listing.commit, config, tensors, sum(sizes[name] or 0 for name in weights))
 
 
-def _weight_map(ref: ModelRef, listing: Listing, found: Sequence[str], patience: Patience) -> Mapping[str, str]:
+def _weight_map(ref: ModelRef, listing: Listing, found: Sequence[str], waits: Sequence[float]) -> Mapping[str, str]:
     """Which of the weight files each tensor is in, by the index; empty for a model without one. Raises BadModel."""
     if _SINGLE in found or _INDEX not in listing.names:
         return {}
     weight_map = weight_map_of(
-        _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, patience), partial(unreadable, ref, _INDEX)
+        _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, waits), partial(unreadable, ref, _INDEX)
     )
     for tensor, shard in weight_map.items():
         if shard not in found:
@@ -236,12 +214,12 @@ def _weight_files(ref: ModelRef, found: Sequence[str]) -> list[str]:
 
 
 def _headers(
-    ref: ModelRef, commit: str, sizes: Mapping[str, int | None], patience: Patience
+    ref: ModelRef, commit: str, sizes: Mapping[str, int | None], waits: Sequence[float]
 ) -> list[list[StoredTensor]]:
     """The tensors of each file. Several files are read at once."""
     with ThreadPoolExecutor(min(AT_ONCE, len(sizes))) as pool:
         futures = {
-            name: pool.submit(patiently, lambda name=name, size=size: _header(ref, commit, name, size), ref, patience)
+            name: pool.submit(hub.patiently, lambda name=name, size=size: _header(ref, commit, name, size), ref, waits)
             for name, size in sizes.items()
         }
         try:
@@ -253,16 +231,17 @@ def _headers(
 
 def _header(ref: ModelRef, commit: str, name: str, size: int | None) -> list[StoredTensor]:
     """The tensors of one file, by one request or two."""
-    start = read_range(ref, commit, name, 0, FIRST_BYTES)
+    start = hub.read_range(ref, commit, name, 0, FIRST_BYTES)
     length = int.from_bytes(start[:8], "little")
     if len(start) < 8 or length > MAX_HEADER_BYTES or (size is not None and length > size - 8):
         raise unreadable(ref, name, "is truncated or no safetensors file: its header does not fit in it")
     if len(start) < 8 + length:
-        start += read_range(ref, commit, name, len(start), 8 + length)
+        start += hub.read_range(ref, commit, name, len(start), 8 + length)
     text = start[8 : 8 + length]
     if len(text) < length:
         raise unreadable(ref, name, "ends before its header does")
-    file = FileStamp(Path(f"{repo_of(ref)}/{name}"), size if size is not None else _size_by_header(text, length), 0, 0)
+    whole = size if size is not None else _size_by_header(text, length)
+    file = FileStamp(Path(f"{hub.repo_of(ref)}/{name}"), whole, 0, 0)
     return parse_header(text, file, 8 + length)
 
 
@@ -292,9 +271,9 @@ def _merge(
     return {name: tensor.info for name, tensor in stored.items()}
 
 
-def _read_json(ref: ModelRef, listing: Listing, name: str, limit: int, patience: Patience) -> dict[str, Any]:
+def _read_json(ref: ModelRef, listing: Listing, name: str, limit: int, waits: Sequence[float]) -> dict[str, Any]:
     """A JSON object from a file of the repository. Raises BadModel."""
-    text = patiently(lambda: read_range(ref, listing.commit, name, 0, limit + 1), ref, patience)
+    text = hub.patiently(lambda: hub.read_range(ref, listing.commit, name, 0, limit + 1), ref, waits)
     if len(text) > limit:
         raise unreadable(ref, name, f"has more than {limit} bytes, too many for such a file")
     return json_object(text, partial(unreadable, ref, name))
@@ -307,7 +286,7 @@ class _Kept:
     """
 
     def __init__(self, ref: ModelRef) -> None:
-        self._folder = user_cache("headers") / safe_filename(repo_of(ref))
+        self._folder = user_cache("headers") / safe_filename(hub.repo_of(ref))
         self._revision = self._folder / f"revision-{safe_filename(ref.revision or 'main')}.json"
 
     def commit(self) -> str | None:

@@ -34,8 +34,7 @@ MAX_CONFIG_BYTES = 5_000_000
 MAX_INDEX_BYTES = 50_000_000
 
 # In the order of preference; safetensors before pickles, as transformers does.
-_SINGLE = ("model.safetensors", "pytorch_model.bin")
-_INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 _SAFETENSORS = (".safetensors",)
 _PICKLES = (".bin", ".pt", ".pth")
 _GGUF = (".gguf",)
@@ -147,15 +146,11 @@ def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
 
 def read_weight_file(path: Path) -> list[StoredTensor]:
     """The tensors of one weight file, by its ending. Raises MissingModel or BadModel."""
-    return _reader(path)(path)
-
-
-def _reader(path: Path) -> Callable[[Path], list[StoredTensor]]:
     ending = path.suffix.lower()
     if ending in _SAFETENSORS:
-        return safetensors.read_header
+        return safetensors.read_header(path)
     if ending in _PICKLES:
-        return torch_pickle.read_header
+        return torch_pickle.read_header(path)
     if ending in _FOREIGN:
         raise BadModel(
             f"{path} is {_FOREIGN[ending]}, which can't be read; only safetensors, PyTorch and GGUF files can"
@@ -164,11 +159,11 @@ def _reader(path: Path) -> Callable[[Path], list[StoredTensor]]:
 
 
 def _read_folder(folder: Path) -> Mapping[str, StoredTensor]:
-    for single, index in zip(_SINGLE, _INDEX, strict=True):
+    for single in SINGLE_FILES:
         if (folder / single).exists() or (folder / single).is_symlink():
             return _merge([read_weight_file(folder / single)])
-        if (folder / index).exists():
-            return _read_sharded(folder, folder / index)
+        if (folder / f"{single}.index.json").exists():
+            return _read_sharded(folder, folder / f"{single}.index.json")
     return _merge([read_weight_file(path) for path in _unnamed_weights(folder)])
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.errors import BadModel
-from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_bytes, rows_of, unchanged
+from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_rows, rows_of, unchanged
 from gpuherd.models.tensors.source import ITEM_BITS, FloatArray, Run, TensorInfo, stored_bytes
 
 # ---- which format ----------------------------------------------------------------------------------------------------
@@ -138,28 +138,19 @@ def integers(tensor: StoredTensor, rows: Run | None = None, columns: Run | None 
     height, width = rows_of(tensor.info.shape) if tensor.info.shape else (1, 1)
     (top, bottom), (left, right) = rows or (0, height), columns or (0, width)
     item = stored_bytes(tensor.info.dtype, 1) or 1
-    with unchanged(tensor.file) as fd:
-        raw = read_bytes(
-            fd,
-            tensor.offset + (top * width + left) * item,
-            (bottom - top, (right - left) * item),
-            width * item,
-            f"tensor {tensor.info.name!r} of {tensor.file.path}",
-        )
+    raw = integers_of(
+        tensor, tensor.offset + top * width * item, (0, bottom - top), (left * item, right * item), width * item
+    )
     found = raw.view(_INTEGERS[tensor.info.dtype])
     return found.reshape(tensor.info.shape) if rows is None and columns is None else found
 
 
 def integers_of(tensor: StoredTensor, offset: int, rows: Run, columns: Run, apart: int) -> npt.NDArray[np.uint8]:
     """Bytes of a tensor seen as rows of ``apart`` bytes, whatever its shape says."""
+    found = np.empty((rows[1] - rows[0], columns[1] - columns[0]), np.uint8)
     with unchanged(tensor.file) as fd:
-        return read_bytes(
-            fd,
-            offset + rows[0] * apart + columns[0],
-            (rows[1] - rows[0], columns[1] - columns[0]),
-            apart,
-            f"tensor {tensor.info.name!r} of {tensor.file.path}",
-        )
+        read_rows(fd, offset + rows[0] * apart + columns[0], found, apart, tensor.label)
+    return found
 
 
 def _product(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> Float32:
@@ -628,16 +619,13 @@ def _packed_shape(
     """The weights' shape, and the bits of a code, as the shapes tell and the config allows; None where they don't."""
     shape = None if size is None or size.info.shape != (2,) else tuple(integers(size).tolist())
     groups = settings.get("config_groups")
-    plans = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)] if _is_map(groups) else []
+    listed = groups.values() if isinstance(groups, Mapping) else ()
+    plans = [group.get("weights") for group in listed if isinstance(group, Mapping)]
     said = [plan.get("num_bits") for plan in plans if isinstance(plan, Mapping)]
     for bits in (2, 4, 8):
         if shape and min(shape) > 0 and bits in said and codes.info.shape == (shape[0], -(-shape[1] * bits // 32)):
             return shape, bits
     return None, 0
-
-
-def _is_map(value: object) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(value, Mapping)
 
 
 # The values of MXFP4's codes (E2M1): sign, two bits of exponent, one of mantissa.

@@ -81,7 +81,7 @@ class StoredTensor:
         span = math.prod(shape) if strides is None else _span(shape, strides)
         item = stored_bytes(self.info.dtype, 1) or 1
         with unchanged(self.file) as fd:
-            flat = read_floats(fd, self.offset + first * item, span, self.info.dtype, self.label)
+            flat = read_floats(fd, self.offset + first * item, (1, span), span, self.info.dtype, self.label).reshape(-1)
         if strides is None:
             return flat.reshape(shape)
         bytes_apart = tuple(step * flat.itemsize for step in strides)
@@ -99,7 +99,10 @@ class StoredTensor:
 
     def read_block(self, rows: Run, columns: Run) -> FloatArray:
         """A block of the tensor seen as rows (``rows_of``); only its bytes are read."""
-        return _read_block(self, rows, columns)
+        width = _check_block(self, rows, columns)
+        if self.strides is None or self.strides[1] == 1:
+            return _runs(self, rows, columns, width if self.strides is None else self.strides[0])
+        return _runs(self, columns, rows, self.strides[1]).T
 
     @property
     def half(self) -> Half | None:
@@ -114,7 +117,7 @@ class StoredTensor:
         first = self.offset + 2 * (rows[0] * apart + columns[0])
         with unchanged(self.file) as fd:
             _read_on(fd, first, 2 * apart * (rows[1] - rows[0]), columns)
-            read_codes(fd, first, target, apart, self.label)
+            read_rows(fd, first, target, 2 * apart, self.label)
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -167,13 +170,6 @@ def _changed(file: FileStamp) -> str:
     return f"{file.path} was changed while it was being read"
 
 
-def _read_block(tensor: StoredTensor, rows: Run, columns: Run) -> FloatArray:
-    width = _check_block(tensor, rows, columns)
-    if tensor.strides is None or tensor.strides[1] == 1:
-        return _runs(tensor, rows, columns, width if tensor.strides is None else tensor.strides[0])
-    return _runs(tensor, columns, rows, tensor.strides[1]).T
-
-
 def _check_block(tensor: StoredTensor, rows: Run, columns: Run) -> int:
     """The width of the tensor's rows. Raises ValueError for a block that is not in it."""
     height, width = rows_of(tensor.info.shape)
@@ -194,10 +190,9 @@ def _runs(tensor: StoredTensor, outer: Run, inner: Run, apart: int) -> FloatArra
     item = stored_bytes(dtype, 1) or 1
     first = tensor.offset + (outer[0] * apart + inner[0]) * item
     with unchanged(tensor.file) as fd:
-        if width == apart or count == 1:
-            return read_floats(fd, first, count * width, dtype, tensor.label).reshape(count, width)
-        _read_on(fd, first, count * apart * item, inner)
-        return read_float_rows(fd, first, count, width, apart, dtype, tensor.label)
+        if width != apart and count != 1:
+            _read_on(fd, first, count * apart * item, inner)
+        return read_floats(fd, first, (count, width), apart, dtype, tensor.label)
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -215,116 +210,56 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 # ---- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def read_floats(fd: int, offset: int, elements: int, dtype: str, what: str) -> FloatArray:
-    """``elements`` numbers stored little-endian from byte ``offset`` on, as a flat array.
+def read_floats(fd: int, offset: int, shape: tuple[int, int], apart: int, dtype: str, what: str) -> FloatArray:
+    """Rows of numbers stored little-endian from byte ``offset`` on, which begin ``apart`` numbers after each other.
 
     F32 and F64 come as they are; F16 and BF16 as float32, which holds each of their values exactly (infinities and
-    NaN too). Memory: the result and one panel. ``what`` names the tensor and its file in errors. Raises BadModel for
-    a format that is not one of these four or when the file ends too early.
+    NaN too). Memory: the result and one panel. ``what`` names the tensor and its file in errors. Only the bytes of
+    these numbers are read, with one call to the kernel a row where rows are apart. Raises BadModel for a format that is
+    not one of these four or when the file ends too early.
     """
-    _check_readable(dtype, what)
-    if dtype in _AS_THEY_ARE:
-        return _read_as_is(fd, offset, elements, _AS_THEY_ARE[dtype], what)
-    result = np.empty(elements, np.float32)
-    step = PANEL_BYTES // 2
-    panel = np.empty(min(step, elements), np.dtype("<u2"))
-    for start in range(0, elements, step):
-        raw = panel[: min(step, elements - start)]
-        _fill(fd, offset + 2 * start, raw, what)
-        _widen(raw, dtype, result[start : start + len(raw)])
-    return result
-
-
-def read_float_rows(
-    fd: int, offset: int, rows: int, width: int, apart: int, dtype: str, what: str
-) -> npt.NDArray[np.floating[Any]]:
-    """``rows`` rows of ``width`` numbers, neighbours beginning ``apart`` numbers after each other, as (rows, width).
-
-    As ``read_floats`` otherwise. Only the bytes of these numbers are read, with one call to the kernel a row.
-    """
-    _check_readable(dtype, what)
-    item = ITEM_BYTES[dtype]
-    if dtype in _AS_THEY_ARE:
-        result: FloatArray = np.empty((rows, width), _AS_THEY_ARE[dtype])
-        _fill_rows(fd, offset, result, apart * item, what)
-        return result
-    result = np.empty((rows, width), np.float32)
-    step = max(1, PANEL_BYTES // max(1, width * item))
-    panel = np.empty((min(step, rows), width), np.dtype("<u2"))
-    for start in range(0, rows, step):
-        raw = panel[: min(step, rows - start)]
-        _fill_rows(fd, offset + start * apart * item, raw, apart * item, what)
-        _widen(raw, dtype, result[start : start + len(raw)])
-    return result
-
-
-def read_bytes(
-    fd: int, offset: int, shape: tuple[int, int], apart: int, what: str
-) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Rows of bytes, each beginning ``apart`` bytes after the last one. Raises BadModel when the file is too short."""
-    result = np.empty(shape, np.uint8)
-    if apart == shape[1]:
-        _fill(fd, offset, result.reshape(-1), what)
-    else:
-        _fill_rows(fd, offset, result, apart, what)
-    return result
-
-
-def read_into(fd: int, offset: int, target: npt.NDArray[np.uint8], what: str) -> None:
-    """Fills a flat array with the file's bytes from ``offset`` on. Raises BadModel when the file is too short."""
-    _fill(fd, offset, target, what)
-
-
-def read_codes(fd: int, offset: int, target: Codes, apart: int, what: str) -> None:
-    """Fills a 2-D array in C order with 16-bit numbers as they are stored; its rows begin ``apart`` numbers after each
-    other. Raises BadModel when the file is too short."""
-    if target.shape[1] == apart or len(target) == 1:
-        _fill(fd, offset, target.reshape(-1), what)
-    else:
-        _fill_rows(fd, offset, target, apart * target.itemsize, what)
-
-
-def _widen(raw: npt.NDArray[np.uint16], dtype: str, target: npt.NDArray[np.float32]) -> None:
-    if dtype == "BF16":
-        # bfloat16 is the upper half of a float32.
-        np.left_shift(raw, np.uint32(16), out=target.view(np.uint32), dtype=np.uint32)
-    else:
-        target[...] = raw.view("<f2")
-
-
-def _check_readable(dtype: str, what: str) -> None:
     if dtype not in READABLE:
         raise BadModel(f"{what} is stored as {dtype}; only F64, F32, F16 and BF16 can be read as weights")
-
-
-def _read_as_is(fd: int, offset: int, elements: int, dtype: np.dtype[Any], what: str) -> FloatArray:
-    result: FloatArray = np.empty(elements, dtype)
-    _fill(fd, offset, result, what)
+    item = ITEM_BYTES[dtype]
+    result: FloatArray = np.empty(shape, _AS_THEY_ARE.get(dtype, np.float32))
+    if dtype in _AS_THEY_ARE:
+        read_rows(fd, offset, result, apart * item, what)
+        return result
+    if shape[1] == apart or shape[0] == 1:  # one run of numbers, which panels may cut anywhere
+        target, apart = result.reshape(-1, 1), 1
+    else:
+        target = result
+    step = max(1, PANEL_BYTES // max(1, target.shape[1] * item))
+    panel = np.empty((min(step, len(target)), target.shape[1]), np.dtype("<u2"))
+    for start in range(0, len(target), step):
+        wide = target[start : start + step]
+        raw = panel[: len(wide)]
+        read_rows(fd, offset + start * apart * item, raw, apart * item, what)
+        if dtype == "BF16":
+            # bfloat16 is the upper half of a float32.
+            np.left_shift(raw, np.uint32(16), out=wide.view(np.uint32), dtype=np.uint32)
+        else:
+            wide[...] = raw.view("<f2")
     return result
 
 
-def _fill(fd: int, offset: int, array: npt.NDArray[Any], what: str) -> None:
-    """Reads exactly the array's bytes from ``offset`` on."""
-    _fill_bytes(fd, offset, array.view(np.uint8).data if array.size else memoryview(b""), what)
-
-
-def _fill_rows(fd: int, offset: int, rows: npt.NDArray[Any], apart: int, what: str) -> None:
-    """As ``_fill`` for each row of a 2-D array in C order, whose bytes begin ``apart`` bytes after the last one's."""
-    if not rows.size:
+def read_rows(fd: int, offset: int, target: npt.NDArray[Any], apart: int, what: str) -> None:
+    """Fills a 2-D array in C order with the file's bytes as they are; its rows begin ``apart`` bytes after each other.
+    Raises BadModel when the file is too short."""
+    if not target.size:
         return
-    view, length = rows.reshape(-1).view(np.uint8).data, rows.shape[1] * rows.itemsize
-    for number in range(len(rows)):
-        _fill_bytes(fd, offset + number * apart, view[number * length : (number + 1) * length], what)
-
-
-def _fill_bytes(fd: int, offset: int, view: memoryview, what: str) -> None:
-    done = 0
-    while done < len(view):
-        try:
-            # One call moves at most 2 GiB - 4 KiB; ask for no more than 1 GiB.
-            got = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
-        except OSError as problem:
-            raise BadModel(f"{what} can't be read: {problem.strerror}") from None
-        if got == 0:
-            raise BadModel(f"{what}: the file ends before the tensor does")
-        done += got
+    view, length = target.reshape(-1).view(np.uint8).data, target.shape[1] * target.itemsize
+    if apart == length:  # all rows at once
+        length = len(view)
+    for number, start in enumerate(range(0, len(view), length)):
+        done, first = 0, offset + number * apart
+        while done < length:
+            try:
+                # One call moves at most 2 GiB - 4 KiB; ask for no more than 1 GiB.
+                stop = min(done + (1 << 30), length)
+                got = os.preadv(fd, [view[start + done : start + stop]], first + done)
+            except OSError as problem:
+                raise BadModel(f"{what} can't be read: {problem.strerror}") from None
+            if got == 0:
+                raise BadModel(f"{what}: the file ends before the tensor does")
+            done += got

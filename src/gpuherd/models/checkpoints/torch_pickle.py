@@ -87,21 +87,13 @@ def _rebuild_tensor_v3(
     return _Tensor(storage, dtype.dtype, offset, tuple(shape), tuple(strides))
 
 
-def _rebuild_parameter(tensor: _Tensor, *_: object) -> _Tensor:
-    return tensor
-
-
-def _size(values: tuple[int, ...] = ()) -> tuple[int, ...]:
-    return tuple(values)
-
-
 _ALLOWED: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch", "Size"): _size,
+    ("torch", "Size"): tuple,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v3"): _rebuild_tensor_v3,
-    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
 }
 
 

@@ -5,9 +5,10 @@ it keeps of each sequence. Plain frozen data; no files, no bytes, no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import ceil, prod
+from operator import attrgetter
 from typing import Literal
 
 
@@ -93,7 +94,7 @@ BEFORE = "before-"
 
 def passing_bytes(polynomial: Polynomial, sequences: int, tokens: int, *, gradients: bool) -> int:
     """What an operation of a backward pass needs for a moment (``TrainingPeaks.passing``); without ``gradients`` what
-    it needs beside those of parameters.
+    it needs in addition to those of parameters.
 
     >>> passing_bytes((100, 2, 1), 4, 3, gradients=True)
     160
@@ -129,7 +130,7 @@ class TrainingPeaks:
     Attributes:
         kept: what the forward pass keeps for the backward pass, the block's result with it.
         entry: what the block reads, which is all that checkpointing keeps.
-        passing: what the backward pass needs for a moment beside all that is kept: the largest of these. Their constant
+        passing: what the backward pass needs for a moment on top of what is kept: the largest of these. Their constant
             coefficients are of a whole batch: gradients of the block's own parameters.
     """
 
@@ -156,7 +157,7 @@ class Peaks:
     """Measured memory of a block's passes beyond weights and cache: a need is the largest of its curves.
 
     Attributes:
-        prompt: while the prompt is read, t being its tokens; of a decoder beside an encoder its first token, t being
+        prompt: while the prompt is read, t being its tokens; of a decoder with an encoder its first token, t being
             those that the encoder read.
         token: while one more token is computed, t being the tokens of the sequence with it, the window at most.
         fill: prompts are computed in whole chunks of so many tokens; 1 without chunks.
@@ -175,6 +176,10 @@ class Peaks:
     inputs: tuple[SharedInput, ...] = ()
 
 
+_FORM = attrgetter("shape", "role", "keeps_fp32", "fp32_in_fp16", "transposed", "stored_bytes", "split")
+Kind = Literal["embedding", "layer", "norm", "head", "other"]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A part of the model that lies on one GPU as a whole.
@@ -182,15 +187,22 @@ class Block:
     Attributes:
         name: the module's path, which is also its key in a device map: ``model.layers.7``, ``lm_head``.
         kind: ``embedding`` (everything before the first layer), ``layer``, ``norm``, ``head``, or ``other`` (a part
-            beside the text model, such as an image encoder).
+            next to the text model, such as an image encoder).
         peaks: key of its measurement in ``Architecture.peaks``; None where it was not measured.
     """
 
     name: str
-    kind: Literal["embedding", "layer", "norm", "head", "other"]
+    kind: Kind
     tensors: tuple[Tensor, ...]
     cache: LayerCache | None = None
     peaks: str | None = None
+
+    @property
+    def form(self) -> object:
+        """All that its memory depends on: names of tensors from the block's on. Which are tied is no part of it."""
+        start = len(self.name)
+        tensors = tuple((each.name[start:], *_FORM(each)) for each in self.tensors)
+        return self.kind, self.cache, self.peaks, tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +255,20 @@ class Architecture:
     def layers(self) -> int:
         """How many layers there are."""
         return sum(block.kind == "layer" for block in self.blocks)
+
+    @property
+    def writes_answers(self) -> bool:
+        """Whether it keeps anything of a sequence; an encoder alone does not."""
+        return any(block.cache is not None for block in self.blocks)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it has a head that predicts a next token."""
+        return any(block.kind == "head" for block in self.blocks)
+
+    def with_remarks(self, *sentences: str) -> Architecture:
+        """The same with further assumptions."""
+        return replace(self, assumptions=(*self.assumptions, *sentences))
 
     @property
     def trainings_measured(self) -> bool:

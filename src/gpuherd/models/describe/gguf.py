@@ -60,8 +60,7 @@ def architecture_of(
     try:
         built = described(fields, model, training=training)
     except MissingExtra as problem:
-        found = of_headers(fields, tensors, model)
-        return replace(found, assumptions=(*found.assumptions, f"{problem}."))
+        return of_headers(fields, tensors, model).with_remarks(f"{problem}.")
     stored = sum(prod(info.shape) for info in tensors.values() if not info.name.startswith("rope_"))
     if stored != built.parameters:
         raise BadModel(
@@ -72,7 +71,7 @@ def architecture_of(
         "A GGUF model is turned back into weights when transformers loads it: planned as those weights, with the "
         "windows of attention that are usual in its family."
     )
-    return replace(built, source="weights", stored=None, assumptions=(*built.assumptions, remark))
+    return replace(built, source="weights", stored=None).with_remarks(remark)
 
 
 def _may_load(model_type: str) -> bool:

@@ -25,8 +25,9 @@ from gpuherd.models.describe.config import (
     stored_precision,
     text_part,
 )
-from gpuherd.models.describe.description import Architecture, Block, LayerCache, Role, Tensor
+from gpuherd.models.describe.description import Architecture, Block, Kind, LayerCache, Role, Tensor
 from gpuherd.models.names import quoted
+from gpuherd.models.tensors.fused import EXPERTS_APART
 from gpuherd.models.tensors.kinds import Ties, classify, ties_of
 from gpuherd.models.tensors.source import TensorInfo
 
@@ -52,11 +53,12 @@ def of_headers(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], mod
     main = _main_list(layers, model)
     assumptions = [_assumed_shapes(model_type_of(config), main, len(layers[main]))]
     per_token, heads = _cache(text, layers[main], model, assumptions)
-    blocks = [*_blocks_before(rest, ties)]
+    outside = _blocks_outside(rest, ties)
+    blocks = [block for block in outside if block.kind in ("embedding", "other")]
     for name in sorted(layers, key=lambda name: name == main):
         for number in sorted(layers[name]):
             blocks.append(_layer(f"{name}.{number}".lstrip("."), layers[name][number], name == main, per_token))
-    blocks += _blocks_after(rest, ties)
+    blocks += [block for kind in ("norm", "head") for block in outside if block.kind == kind]
     embedding = next((info for info in rest if _role(info, ties) is Role.EMBEDDING), None)
     hidden = number_of(text, "hidden") or (embedding.shape[-1] if embedding is not None else _width(layers[main]))
     return Architecture(
@@ -170,37 +172,18 @@ def _layer(name: str, members: Sequence[TensorInfo], is_main: bool, per_token: i
     return Block(name, "layer", tensors, LayerCache(per_token)) if is_main else Block(name, "other", tensors)
 
 
-def _modules(members: Sequence[TensorInfo]) -> Mapping[str, list[TensorInfo]]:
-    """Tensors by the module that they are in."""
-    found: dict[str, list[TensorInfo]] = defaultdict(list)
-    for info in members:
+def _blocks_outside(rest: Sequence[TensorInfo], ties: Ties) -> list[Block]:
+    """The modules outside of numbered ones, each as a whole."""
+    modules: dict[str, list[Tensor]] = defaultdict(list)
+    for info in rest:
         module, _, last = info.name.rpartition(".")
-        found[module if module else last].append(info)
-    return found
-
-
-def _blocks_before(rest: Sequence[TensorInfo], ties: Ties) -> list[Block]:
-    """Embeddings, and what is neither norm nor head."""
+        modules[module or last].append(_tensor(info, ties))
     blocks = []
-    for name, members in _modules(rest).items():
-        tensors = tuple(_tensor(info, ties) for info in members)
-        if any(tensor.role is Role.EMBEDDING for tensor in tensors):
-            blocks.append(Block(name, "embedding", tensors))
-        elif not _NORM.fullmatch(name) and not any(tensor.role is Role.HEAD for tensor in tensors):
-            blocks.append(Block(name, "other", tensors))
+    for name, tensors in modules.items():
+        roles = {tensor.role for tensor in tensors}
+        kind: Kind = "embedding" if Role.EMBEDDING in roles else "head" if Role.HEAD in roles else "other"
+        blocks.append(Block(name, "norm" if kind == "other" and _NORM.fullmatch(name) else kind, tuple(tensors)))
     return blocks
-
-
-def _blocks_after(rest: Sequence[TensorInfo], ties: Ties) -> list[Block]:
-    """Norms, then the head."""
-    norms, heads = [], []
-    for name, members in _modules(rest).items():
-        tensors = tuple(_tensor(info, ties) for info in members)
-        if any(tensor.role is Role.HEAD for tensor in tensors):
-            heads.append(Block(name, "head", tensors))
-        elif _NORM.fullmatch(name) and not any(tensor.role is Role.EMBEDDING for tensor in tensors):
-            norms.append(Block(name, "norm", tensors))
-    return [*norms, *heads]
 
 
 def _class_name(config: Mapping[str, Any]) -> str | None:
@@ -231,8 +214,8 @@ _RENAMED: Sequence[tuple[re.Pattern[str], str]] = [
     )
 ]
 _EXPERT = re.compile(r"(?P<module>.+\.experts)\.(?P<number>\d+)\.(?P<matrix>\w+)\.weight")
-_GATE_UP = frozenset({"gate_proj", "up_proj", "w1", "w3"})
-_DOWN = frozenset({"down_proj", "w2"})
+# Names of the matrices of one expert, by the parameter that they are fused to.
+_FUSED = {name: {part for *_, parts in forms for part in parts} for name, forms in EXPERTS_APART.items()}
 # Where a module of the loaded model has another name than the one it is stored under: loaded -> stored.
 _ELSEWHERE = ((".mlp.", ".block_sparse_moe."), (".mlp.router.", ".block_sparse_moe.gate."))
 
@@ -260,9 +243,8 @@ class Stored:
             if candidate in self._by_name:
                 return [self._by_name[candidate]]
             module, _, last = candidate.rpartition(".")
-            wanted = {"gate_up_proj": _GATE_UP, "down_proj": _DOWN}.get(last)
-            if wanted is not None and module in self._experts:
-                return [info for info in self._experts[module] if info.name.split(".")[-2] in wanted]
+            if last in _FUSED and module in self._experts:
+                return [info for info in self._experts[module] if info.name.split(".")[-2] in _FUSED[last]]
         return []
 
     def scales_of(self, info: TensorInfo) -> Sequence[TensorInfo]:
@@ -292,10 +274,7 @@ _LEFT_OVER = 0.01
 
 
 def of_weights(
-    config: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
-    model: str,
-    described: Architecture,
+    config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], model: str, described: Architecture
 ) -> Architecture:
     """What is described, with the sizes that a checkpoint stores.
 
@@ -307,41 +286,37 @@ def of_weights(
 
     Raises:
         BadModel: a tensor has another shape than the config asks for, tensors are missing, or what the plan needs can
-            be told from neither.
+            be known from neither.
     """
     stored = Stored(tensors)
     for tensor in described.tensors():
         _check_shape(tensor, stored.of(tensor.name), described, model)
     try:
-        return _checked(described, config, tensors, model)
+        return _checked(described, config, tensors, stored, model)
     except BadModel:
         # transformers renames some models' tensors while it loads them: as many numbers are the same model.
-        if not _unplaced(described, tensors):
+        used = {info.name for tensor in described.tensors() for info in stored.of(tensor.name)}
+        if not _unused(tensors, used):
             raise
         held = sum(prod(info.shape) for info in tensors.values() if info.scales_of is None and info.shares is None)
         quantised = any(info.dequantized for info in tensors.values())
         if quantised or abs(held - described.parameters) > _LEFT_OVER * described.parameters:
             return of_headers(config, tensors, model)
     remark = "Its weights have other names than transformers' modules: their shapes are taken from the config."
-    return replace(
-        described,
-        stored=precision_of(tensors) or described.stored,
-        assumptions=(*described.assumptions, remark),
-    )
+    stored_in = precision_of(tensors) or described.stored
+    return replace(described, stored=stored_in).with_remarks(remark)
 
 
-def _unplaced(described: Architecture, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether the checkpoint has tensors that are loaded under no name of the described model."""
-    stored = Stored(tensors)
-    used = {info.name for tensor in described.tensors() for info in stored.of(tensor.name)}
-    return any(info.name not in used for info in tensors.values() if info.scales_of is None and info.shares is None)
+def _unused(tensors: Mapping[str, TensorInfo], used: set[str]) -> list[TensorInfo]:
+    """The tensors of a checkpoint that are loaded under no name of the described model."""
+    others = (info for info in tensors.values() if info.name not in used)
+    return [info for info in others if info.scales_of is None and info.shares is None]
 
 
 def _checked(
-    described: Architecture, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], model: str
+    described: Architecture, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], stored: Stored, model: str
 ) -> Architecture:
     """What the config says, held against the headers. Raises BadModel where they disagree."""
-    stored = Stored(tensors)
     used: set[str] = set()
     blocks = [_found(block, stored, used, described, model) for block in described.blocks]
     kept = tuple(block for block in blocks if block is not None)
@@ -404,12 +379,11 @@ def _check_shape(tensor: Tensor, infos: Sequence[TensorInfo], described: Archite
     isn't stored. Raises BadModel."""
     if not infos:
         return
-    if len(infos) == 1:
-        fits = infos[0].shape == tensor.shape or (
-            infos[0].dequantized and sorted(infos[0].shape) == sorted(tensor.shape)
-        )
-    else:
+    form = infos[0].shape
+    if len(infos) > 1:
         fits = sum(prod(info.shape) for info in infos) == tensor.numel
+    else:
+        fits = form == tensor.shape or (infos[0].dequantized and sorted(form) == sorted(tensor.shape))
     if fits:
         return
     each = infos[0]
@@ -430,9 +404,7 @@ def _as_stored(tensor: Tensor, infos: Sequence[TensorInfo], stored: Stored) -> T
 
 def _left_over(tensors: Mapping[str, TensorInfo], used: set[str]) -> list[str]:
     """A sentence on what the checkpoint holds and the loaded model does not, if that is much."""
-    left = [
-        info for info in tensors.values() if info.name not in used and info.scales_of is None and info.shares is None
-    ]
+    left = _unused(tensors, used)
     size, whole = sum(info.nbytes for info in left), sum(info.nbytes for info in tensors.values())
     if size <= _LEFT_OVER * whole:
         return []

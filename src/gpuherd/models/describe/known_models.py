@@ -99,13 +99,13 @@ def shipped(model_id: str, config: Mapping[str, Any], model: str) -> Architectur
 
     One line a model: the id, a tab, the description. Only the model's own line is parsed.
     """
-    return next((found for _, found in _shipped({model_id: config}, model)), None)
+    return next(_shipped({model_id: config}, model), None)
 
 
 def shipped_alike(config: Mapping[str, Any], model: str) -> Iterator[Architecture]:
     """The shipped descriptions of models of the same type and width, of which a fine-tuned model may be one."""
     alike = {known.model_id: known.config for known in known_models() if _width(known.config) == _width(config)}
-    return (found for _, found in _shipped(alike, model))
+    return _shipped(alike, model)
 
 
 def shipped_same(config: Mapping[str, Any], model: str) -> Architecture | None:
@@ -116,7 +116,7 @@ def shipped_same(config: Mapping[str, Any], model: str) -> Architecture | None:
         for known in known_models()
         if all(config.get(key) == value for key, value in known.config.items() if key not in _MAY_DIFFER)
     }
-    found = next((found for _, found in _shipped(same, model)), None)
+    found = next(_shipped(same, model), None)
     return None if found is None else _with_vocabulary(found, config)
 
 
@@ -136,10 +136,9 @@ def _with_vocabulary(architecture: Architecture, config: Mapping[str, Any]) -> A
 def with_shipped_peaks(architecture: Architecture) -> Architecture:
     """The same architecture with the peaks of a well-known model whose layers it has, as fine-tuned models do; without
     any where none has the same."""
-    width = (architecture.model_type, architecture.hidden_size)
-    alike = {known.model_id: known.config for known in known_models() if _width(known.config) == width}
-    measured = [with_peaks_of(architecture, found) for _, found in _shipped(alike, architecture.model)]
-    with_peaks = [each for each in measured if each.peaks]
+    width = {"model_type": architecture.model_type, "hidden_size": architecture.hidden_size}
+    alike = shipped_alike(width, architecture.model)
+    with_peaks = [each for found in alike if (each := with_peaks_of(architecture, found)).peaks]
     return next((each for each in with_peaks if each.trainings_measured), next(iter(with_peaks), architecture))
 
 
@@ -165,7 +164,7 @@ def _layer(block: Block) -> object:
     return tuple(sorted((tensor.name[start:], tensor.shape, tensor.role) for tensor in block.tensors)), block.cache
 
 
-def _shipped(configs: Mapping[str, Mapping[str, Any]], model: str) -> Iterator[tuple[str, Architecture]]:
+def _shipped(configs: Mapping[str, Mapping[str, Any]], model: str) -> Iterator[Architecture]:
     """The shipped descriptions of these models."""
     source = resources.files("gpuherd.models.describe").joinpath(SHIPPED)
     if not source.is_file():
@@ -176,7 +175,7 @@ def _shipped(configs: Mapping[str, Mapping[str, Any]], model: str) -> Iterator[t
             if model_id not in configs:
                 continue
             try:
-                yield model_id, from_dict(json.loads(record), configs[model_id], model)
+                yield from_dict(json.loads(record), configs[model_id], model)
             except (KeyError, TypeError, ValueError) as problem:
                 said = f"the shipped description of {model_id} is damaged: {problem}"
                 raise BadModel(f"{said}; install gpuherd again") from None

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     found = with_shipped_peaks(found)
                 if not found.peaks:
                     found = describe_config(model.config, model.model_id)
-            elif not options.ids and (found.trainings_measured or all(b.kind != "head" for b in found.blocks)):
+            elif not options.ids and (found.trainings_measured or not found.predicts):
                 continue
             if not found.trainings_measured and not options.again:
                 found = with_shipped_peaks(found)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import gcd
@@ -28,9 +28,9 @@ from gpuherd.models.describe.config import (
     quantised_of,
     stored_precision,
 )
-from gpuherd.models.describe.description import Architecture, Block, Peaks, Role, Tensor
+from gpuherd.models.describe.description import Architecture, Block, Kind, Peaks, Role, Tensor
 from gpuherd.models.describe.peaks import Measured, measure_model, step_of
-from gpuherd.models.describe.training import measure_training
+from gpuherd.models.describe.training_peaks import measure_training
 from gpuherd.models.names import quoted
 
 _log = logging.getLogger(__name__)
@@ -181,6 +181,11 @@ class Layers:
     kinds: tuple[int, ...]
     kept: int
 
+    def measured_as(self, number: int) -> str:
+        """The layer that is measured for this one: the second of its kind, where there is one among those kept."""
+        same = [n for n, kind in enumerate(self.kinds[: self.kept]) if kind == self.kinds[number]]
+        return f"{self.path}.{next((n for n in same if n > 0), same[0])}"
+
 
 def _read(built: Any, config: Mapping[str, Any], model: str, peaks: bool) -> Architecture:
     lists = layer_lists(built)
@@ -233,12 +238,13 @@ def _with_training(architecture: Architecture, built: Any) -> Architecture:
         fill=max((each.fill for each in architecture.peaks.values()), default=1),
     )
     blocks = tuple(
-        replace(block, peaks=_measured_as(block.name, lists)) if block.kind == "layer" else block
+        replace(block, peaks=_layer(block.name, lists, Layers.measured_as)) if block.kind == "layer" else block
         for block in architecture.blocks
     )
     peaks = {}
     for name in dict.fromkeys(block.peaks for block in blocks if block.peaks):
-        one, inference = _first_alike(name, lists), architecture.peaks.get(name, Peaks({}, {}))
+        one = _layer(name, lists, lambda layers, number: f"{layers.path}.{layers.kinds[number]}")
+        inference = architecture.peaks.get(name, Peaks({}, {}))
         peaks[name] = replace(inference, training=measured.layers[one], inputs=measured.inputs.get(one, ()))
     return replace(architecture, blocks=blocks, peaks=peaks, around=measured.around)
 
@@ -399,34 +405,25 @@ def _blocks(
             owner = owners.setdefault(storage, each)
             found.append(replace(left.pop(each), tied_to=None if owner == each or each in untied else owner))
         if kind == "layer":
-            key = _measured_as(name, lists)
+            key = _layer(name, lists, Layers.measured_as)
             yield Block(name, "layer", tuple(found), measured.caches.get(key), key if key in measured.peaks else None)
         else:
             yield Block(name, kind, tuple(found))
 
 
-def _measured_as(name: str, lists: Sequence[Layers]) -> str:
-    """The layer that was measured for this one."""
+def _layer(name: str, lists: Sequence[Layers], of: Callable[[Layers, int], str]) -> str:
+    """What the list that holds a layer says of it."""
     path, _, number = name.rpartition(".")
-    layers = next(each for each in lists if each.path == path)
-    kind = layers.kinds[int(number)]
-    same = [n for n, each in enumerate(layers.kinds) if each == kind and n < layers.kept]
-    return f"{path}.{next((n for n in same if n > 0), same[0])}"
+    return of(next(each for each in lists if each.path == path), int(number))
 
 
-def _first_alike(name: str, lists: Sequence[Layers]) -> str:
-    """The first layer of the kind."""
-    path, _, number = name.rpartition(".")
-    return f"{path}.{next(each for each in lists if each.path == path).kinds[int(number)]}"
-
-
-def _in_order(built: Any, lists: Sequence[Layers], measured: Measured) -> list[tuple[str, Any]]:
+def _in_order(built: Any, lists: Sequence[Layers], measured: Measured) -> list[tuple[str, Kind]]:
     """Names of blocks and their kinds, in the order of the first call; what is never called comes first."""
     names = _outermost(built, lists)
     called = {name: place for place, name in enumerate(measured.called)}
     modules, head = dict(built.named_modules()), built.get_output_embeddings()
 
-    def kind_of(name: str) -> str:
+    def kind_of(name: str) -> Kind:
         module = modules.get(name)
         if module is None or (head is not None and any(each is head for each in module.modules())):
             return "head"
@@ -439,20 +436,12 @@ def _in_order(built: Any, lists: Sequence[Layers], measured: Measured) -> list[t
     # Heads last: some are called in between, some are no module at all.
     uncalled = {"other": -2, "embedding": -1}
     places = {
-        name: len(called) if kinds[name] == "head" else called.get(name, uncalled.get(kinds[name], 0)) for name in names
+        name: len(called) if kind == "head" else called.get(name, uncalled.get(kind, 0)) for name, kind in kinds.items()
     }
-    placed = sorted((places[name], n, name) for n, name in enumerate(names))
-    found: list[tuple[str, Any]] = []
-    starts = {called[f"{each.path}.0"]: each for each in lists}
-    for place, _, name in placed:
-        for start in sorted(starts):
-            if start < place:
-                layers = starts.pop(start)
-                found += [(f"{layers.path}.{n}", "layer") for n in range(len(layers.kinds))]
-        found.append((name, kinds[name]))
-    for start in sorted(starts):
-        found += [(f"{starts[start].path}.{n}", "layer") for n in range(len(starts[start].kinds))]
-    return found
+    placed = [(places[name], n, [(name, kinds[name])]) for n, name in enumerate(names)]
+    for each in lists:
+        placed.append((called[f"{each.path}.0"], 0, [(f"{each.path}.{n}", "layer") for n in range(len(each.kinds))]))
+    return [block for _, _, blocks in sorted(placed) for block in blocks]
 
 
 def _has_tensors(module: nn.Module) -> bool:
@@ -470,7 +459,7 @@ def _list_of(name: str, lists: Sequence[Layers]) -> Layers:
 
 
 def _outermost(built: Any, lists: Sequence[Layers]) -> list[str]:
-    """Modules around the lists of layers, each as a whole, and parameters that lie beside them."""
+    """Modules around the lists of layers, each as a whole, and parameters next to them."""
     paths = [each.path for each in lists]
 
     def below(name: str, module: nn.Module) -> Iterator[str]:

@@ -44,7 +44,7 @@ _FILLS = (1, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Measured:
-    """What the runs told.
+    """Results of the runs.
 
     Attributes:
         called: names of all modules in the order of their first call.

@@ -1,7 +1,8 @@
 """Descriptions of configurations, each made once and kept in the user's cache.
 
-They are made in a process of its own (``child``), or in this one where it has transformers' models anyway, as workers
-that train have.
+They are made in a process of its own, which this module is when it is run: a request on standard input, the answer on
+standard output, both JSON. Where a process has transformers' models anyway, as workers that train have, it makes them
+itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from gpuherd.models.names import quoted
 # A description takes about ten seconds, most of them for importing torch; the process bounds its processor time itself,
 # so that this is for one that hangs.
 _LONGEST_S = 1800.0
+_MOST_MEMORY = 16 << 30  # of address space
+_MOST_SECONDS = 200  # of processor time; 10 are usual
 _LISTS = ("auto_mappings.py", "configuration_auto.py")
 
 
@@ -55,7 +59,7 @@ def described(config: Mapping[str, Any], model: str, *, training: bool = False) 
 
 
 def _lacks_training(architecture: Architecture) -> bool:
-    return not architecture.trainings_measured and any(block.kind == "head" for block in architecture.blocks)
+    return not architecture.trainings_measured and architecture.predicts
 
 
 def may_know(config: Mapping[str, Any]) -> bool:
@@ -90,7 +94,7 @@ def _ask(config: Mapping[str, Any], model: str, training: bool) -> dict[str, Any
     """What a process with torch and transformers says of the configuration."""
     import subprocess
 
-    command = [sys.executable, "-P", "-m", "gpuherd.models.describe.child"]
+    command = [sys.executable, "-P", "-m", "gpuherd.models.describe.process"]
     quiet = {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
@@ -116,3 +120,28 @@ def _ask(config: Mapping[str, Any], model: str, training: bool) -> dict[str, Any
     except (KeyError, TypeError, ValueError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise BadModel(f"{quoted(model)}: describing it failed: {quoted(last[:300])}") from None
+
+
+# --- that process --------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answers one request, with no more memory and processor time than bounds allow, whatever the configuration asks
+    for. Messages of libraries go to standard error, so that nothing but the answer is on standard output."""
+    import resource
+
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)
+        for what, bound in ((resource.RLIMIT_AS, _MOST_MEMORY), (resource.RLIMIT_CPU, _MOST_SECONDS)):
+            _, most = resource.getrlimit(what)
+            with suppress(OSError, ValueError):  # systems that have no such bound
+                resource.setrlimit(what, (bound if most == resource.RLIM_INFINITY else min(bound, most), most))
+        request = json.load(sys.stdin)
+        try:
+            json.dump({"description": _describe_here(**request)}, answer, separators=(",", ":"))
+        except BadModel as problem:
+            json.dump({"problem": str(problem)}, answer)
+
+
+if __name__ == "__main__":
+    main()

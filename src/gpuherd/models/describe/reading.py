@@ -13,21 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingExtra, MissingModel, naming_extras
+from gpuherd.models.describe import known_models
 from gpuherd.models.describe.config import model_type_of
 from gpuherd.models.describe.description import Architecture, Block, Tensor
-from gpuherd.models.describe.known_models import (
-    KnownModel,
-    known_model,
-    known_types,
-    nearest_names,
-    shipped,
-    shipped_alike,
-    shipped_same,
-    with_peaks_of,
-    with_shipped_peaks,
-)
+from gpuherd.models.describe.known_models import KnownModel
 from gpuherd.models.describe.process import described, may_know
-from gpuherd.models.names import ModelRef, parse_model, quoted
+from gpuherd.models.names import WEIGHT_ENDINGS, ModelRef, is_there, parse_model, quoted
 from gpuherd.options import nearest
 
 if TYPE_CHECKING:
@@ -39,7 +30,6 @@ if TYPE_CHECKING:
 _WAITS = (1.0,)
 # What files and the Hub are read with; known names and configs want neither.
 EXTRAS = {"numpy": "plan", "huggingface_hub": "plan"}
-_WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
 
 
 def read_architecture(text: str, *, training: bool = False) -> Architecture:
@@ -48,7 +38,7 @@ def read_architecture(text: str, *, training: bool = False) -> Architecture:
     Args:
         text: a folder (config.json, with weights or without), a weight file, a known name in any case
             (``llama-3.1-70b``), or a Hugging Face id. What exists on this machine wins over a known name. A folder that
-            is an adapter is planned beside the base that its config names.
+            is an adapter is planned with the base that its config names.
         training: with what training steps need, measured where it isn't shipped and torch and transformers are there.
 
     Raises:
@@ -56,8 +46,8 @@ def read_architecture(text: str, *, training: bool = False) -> Architecture:
         BadModel: it can't be a model, its architecture is not known, or config and weights disagree.
         MissingExtra: numpy or huggingface_hub is not installed, and this model wants it.
     """
-    known = known_model(text)
-    if known is not None and not _exists(text):
+    known = known_models.known_model(text)
+    if known is not None and not is_there(text):
         return _of_known(known, text, training)
     ref = parse_model(text)
     with naming_extras(EXTRAS, "plans of model files need"):
@@ -69,15 +59,8 @@ def read_for_training(text: str) -> Architecture:
     return read_architecture(text, training=True)
 
 
-def _exists(text: str) -> bool:
-    try:
-        return Path(text).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):
-        return False
-
-
 def _of_known(known: KnownModel, text: str, training: bool) -> Architecture:
-    found = shipped(known.model_id, known.config, text)
+    found = known_models.shipped(known.model_id, known.config, text)
     if found is None:
         found = described(known.config, text, training=training)
     return replace(_with_training(found, known.config, training), source="known")
@@ -86,17 +69,16 @@ def _of_known(known: KnownModel, text: str, training: bool) -> Architecture:
 def _with_training(architecture: Architecture, config: Mapping[str, Any], training: bool) -> Architecture:
     """The architecture with the peaks that transformers' own model of the config has, if it is to be trained and they
     aren't there; as it is where that can't be measured, or the model predicts no next token."""
-    predicts = any(block.kind == "head" for block in architecture.blocks)
-    if not training or not predicts or architecture.trainings_measured:
+    if not training or not architecture.predicts or architecture.trainings_measured:
         return architecture
     try:
-        return with_peaks_of(architecture, described(config, architecture.model, training=True))
+        return known_models.with_peaks_of(architecture, described(config, architecture.model, training=True))
     except (BadModel, MissingExtra) as problem:
-        return _with_remark(architecture, problem)
+        return architecture.with_remarks(_as_remark(problem))
 
 
-def _with_remark(architecture: Architecture, problem: Exception) -> Architecture:
-    return replace(architecture, assumptions=(*architecture.assumptions, f"{str(problem).rstrip('.')}."))
+def _as_remark(problem: Exception) -> str:
+    return f"{str(problem).rstrip('.')}."
 
 
 def _of_fields(config: Mapping[str, Any], text: str, training: bool) -> Architecture:
@@ -104,10 +86,10 @@ def _of_fields(config: Mapping[str, Any], text: str, training: bool) -> Architec
     try:
         return described(config, text, training=training)
     except MissingExtra as problem:
-        found = shipped_same(config, text)
+        found = known_models.shipped_same(config, text)
         if found is None:
             raise
-        return _with_remark(replace(found, source="known"), problem)
+        return replace(found, source="known").with_remarks(_as_remark(problem))
     except BadModel as problem:
         if may_know(config):
             raise
@@ -119,7 +101,7 @@ def _unknown(config: Mapping[str, Any], text: str) -> str:
     model_type = model_type_of(config)
     if not model_type:
         return f"{quoted(text)}: its config.json has no model_type, so that its architecture is not known"
-    near = nearest(model_type, known_types(), cutoff=0.8)
+    near = nearest(model_type, known_models.known_types(), cutoff=0.8)
     hint = f" (nearest known: {near[0]})" if near else ""
     code = "; it needs code of its own" if isinstance(config.get("auto_map"), Mapping) else ""
     return (
@@ -140,10 +122,11 @@ def _of_headers(
     try:
         built = described(config, text, training=training)
     except (BadModel, MissingExtra) as problem:
-        for alike in shipped_alike(config, text):
+        for alike in known_models.shipped_alike(config, text):
             with suppress(BadModel):
                 return _with_training(headers.of_weights(config, tensors, text, alike), config, training)
-        return _with_remark(with_shipped_peaks(headers.of_headers(config, tensors, text)), problem)
+        found = known_models.with_shipped_peaks(headers.of_headers(config, tensors, text))
+        return found.with_remarks(_as_remark(problem))
     return headers.of_weights(config, tensors, text, built)
 
 
@@ -185,7 +168,7 @@ def _with_ties_as_they_are(architecture: Architecture, source: Checkpoint) -> Ar
     )
     names = ", ".join(sorted(apart))
     remark = f"The config ties {names}, but the weights hold other numbers there: planned as not tied."
-    return replace(architecture, blocks=blocks, assumptions=(*architecture.assumptions, remark))
+    return replace(architecture, blocks=blocks).with_remarks(remark)
 
 
 def _differ(source: Checkpoint, ones: Sequence[TensorInfo], others: Sequence[TensorInfo]) -> bool:
@@ -198,7 +181,7 @@ def _differ(source: Checkpoint, ones: Sequence[TensorInfo], others: Sequence[Ten
 
 
 def _of_adapter(path: Path, text: str, training: bool) -> Architecture:
-    """An adapter beside the base that its config names."""
+    """An adapter with the base that its config names."""
     from gpuherd.models.lora.adapter import adapter_base, is_adapter
 
     folder = path if path.is_dir() else path.parent
@@ -217,7 +200,7 @@ def _has_weights(folder: Path) -> bool:
         names = [path.name for path in folder.iterdir()]
     except OSError as problem:
         raise BadModel(f"{quoted(str(folder))} can't be listed: {problem.strerror}") from None
-    return any(Path(name).suffix.lower() in _WEIGHTS or name.endswith(".index.json") for name in names)
+    return any(name.lower().endswith(WEIGHT_ENDINGS) or name.endswith(".index.json") for name in names)
 
 
 def _of_config(folder: Path, text: str, training: bool) -> Architecture:
@@ -239,7 +222,7 @@ def _from_hub(ref: ModelRef, training: bool) -> Architecture:
     try:
         remote = read_remote(ref, waits=_WAITS)
     except MissingModel as problem:
-        near = nearest_names(ref.text)
+        near = known_models.nearest_names(ref.text)
         hint = f" (near known names: {', '.join(near)})" if near else ""
         raise MissingModel(f"{problem}{hint}") from None
     if not remote.tensors:
@@ -287,15 +270,18 @@ def with_adapter(architecture: Architecture, adapter: Path) -> Architecture:
     merged = merge(HeadersOnly({"model_type": architecture.model_type}, infos), adapter)
     copied = tuple(read_json(adapter / ADAPTER_CONFIG).get("modules_to_save") or ())
     added = [*_factors(merged), *_copies(merged, copied)]
-    blocks = tuple(
-        _with(_resized(block, merged, copied), [part for part in added if _belongs(part, block)])
-        for block in architecture.blocks
-    )
-    homeless = [part for part in added if not any(_belongs(part, block) for block in architecture.blocks)]
-    if homeless:
-        blocks = (*blocks, *(Block(part.name, "head", (part,)) for part in homeless))
+    # Others take the place of the base's: a vocabulary may have grown.
+    whole = {name: stored.info.shape for name, stored in merged.replaced.items()}
+    shapes = {name: shape for name, shape in whole.items() if not _is_one(name.rpartition(".")[0], copied)}
+    blocks, placed = [], set[str]()
+    for block in architecture.blocks:
+        own = [part for part in added if part.name.startswith(f"{block.name}.")]
+        placed.update(part.name for part in own)
+        tensors = [replace(each, shape=shapes.get(each.name, each.shape)) for each in block.tensors]
+        blocks.append(replace(block, tensors=(*tensors, *own)))
+    blocks += [Block(part.name, "head", (part,)) for part in added if part.name not in placed]
     remark = "The adapter lies beside its base, unmerged; its factors are kept in float32, as PEFT does."
-    return replace(architecture, blocks=blocks, assumptions=(*architecture.assumptions, remark))
+    return replace(architecture, blocks=tuple(blocks)).with_remarks(remark)
 
 
 def _factors(merged: Merged) -> Iterator[Tensor]:
@@ -313,34 +299,13 @@ def _factors(merged: Merged) -> Iterator[Tensor]:
 
 
 def _copies(merged: Merged, copied: Sequence[str]) -> Iterator[Tensor]:
-    """The modules that the adapter has beside the base's own."""
+    """The modules that the adapter has next to the base's own."""
     for name, stored in merged.replaced.items():
         module, _, last = name.rpartition(".")
         if _is_one(module, copied):
             yield Tensor(f"{module}.modules_to_save.{last}", stored.info.shape)
 
 
-def _resized(block: Block, merged: Merged, copied: Sequence[str]) -> Block:
-    """The block with the tensors that the adapter puts in the place of the base's: a vocabulary may have grown."""
-    shapes = {
-        name: stored.info.shape
-        for name, stored in merged.replaced.items()
-        if not _is_one(name.rpartition(".")[0], copied)
-    }
-    if not any(tensor.name in shapes for tensor in block.tensors):
-        return block
-    tensors = (replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in block.tensors)
-    return replace(block, tensors=tuple(tensors))
-
-
 def _is_one(module: str, names: Sequence[str]) -> bool:
     """Whether a module is named, by the end of its path."""
     return any(f".{module}".endswith(f".{name}") for name in names)
-
-
-def _belongs(part: Tensor, block: Block) -> bool:
-    return part.name.startswith(f"{block.name}.")
-
-
-def _with(block: Block, parts: Sequence[Tensor]) -> Block:
-    return replace(block, tensors=(*block.tensors, *parts)) if parts else block

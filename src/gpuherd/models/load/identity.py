@@ -37,7 +37,6 @@ from gpuherd.runs.console import of_bytes
 _LARGE = 32 << 20
 _END = 1 << 20
 _PIECES, _PIECE = 64, 16 << 10
-_SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.spm", "*.bpe", "*.vocab", "*.py")
 _READ_BEFORE = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".safetensors", ".bin", ".pt", ".pth", ".py")
 _READ = (*_READ_BEFORE, ".bpe", ".vocab", ".gguf")
 # hashlib lets other threads run: with several files at once neither a disk nor a core is what the others wait for.
@@ -72,20 +71,13 @@ class ModelFiles:
 
 def model_files(model: str, adapter: str | None = None) -> ModelFiles:
     """The small files of a model, fetched if need be. Raises MissingModel, BadModel, MissingExtra."""
-    from gpuherd.models.lora.adapter import adapter_base, is_adapter
+    from gpuherd.models.load.prepare import tokenizer_folder
+    from gpuherd.models.lora.adapter import taken_apart
 
     ref = reference(model)
-    base = _folder(ref)
-    top = None if adapter is None else _folder(parse_model(adapter))
-    if top is None and is_adapter(base):
-        top, name = base, adapter_base(base)
-        if name is None:
-            raise BadModel(f"model {quoted(model)} is an adapter, and its adapter_config.json names no base model")
-        ref = parse_model(name)
-        base = _folder(ref)
+    base, top = taken_apart(ref, _folder) if adapter is None else (_folder(ref), _folder(parse_model(adapter)))
     config = base if base.is_dir() else base.parent
-    own = top is not None and (top / "tokenizer_config.json").is_file()
-    return ModelFiles(config, top if top is not None and own else config, (base,) if top is None else (base, top))
+    return ModelFiles(config, tokenizer_folder(base, top), (base,) if top is None else (base, top))
 
 
 def files_digest(*folders: Path, recorded: str | None = None) -> str:
@@ -120,12 +112,20 @@ def tokenizer_in(folder: Path, *, trust_remote_code: bool = False) -> Any:
         raise MissingModel(f"{folder} has no tokenizer that transformers can use: {problem}") from None
 
 
-def reference(model: str) -> ModelRef:
+def reference(model: str, *, exact: bool = False) -> ModelRef:
     """What is meant, without the ``-8bit`` or ``-4bit`` behind it; a known name without its organisation stands for its
-    id. Raises MissingModel, BadModel."""
+    id. Raises MissingModel, BadModel.
+
+    ``exact``: only if it is that model's very name, not that of a variant of the same shapes.
+    """
     name = split_precision(model)[0]
     known = known_model(name)
     if known is not None and "/" not in name and not Path(name).exists():
+        if exact and known.model_id.partition("/")[2].lower() != name.strip().lower():
+            raise BadModel(
+                f"model {quoted(name)} is known by its shapes, which are those of {known.model_id}; to load it, give "
+                "its own id on the Hugging Face Hub, or its folder"
+            )
         name = known.model_id
     return parse_model(name)
 
@@ -139,7 +139,7 @@ def _folder(ref: ModelRef) -> Path:
 
     from gpuherd.models.checkpoints.hub import locate_small
 
-    return locate_small(ref, _SMALL_FILES)
+    return locate_small(ref)
 
 
 def _of_all(digests: Sequence[str]) -> str:

@@ -188,7 +188,7 @@ class WorkerCall:
     Attributes:
         module: the worker, run by ``python -m``.
         model: the model's name.
-        words: further arguments of the worker, besides model, folder, shard, workload and model options.
+        words: further arguments of the worker, after model, folder, shard, workload and model options.
         workload: what it does at once.
         simulate: the GPUs are simulated.
         identity: what the results depend on.

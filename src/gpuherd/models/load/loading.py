@@ -136,10 +136,7 @@ class LoadReport:
                 {
                     "device": each.device,
                     "blocks": each.blocks,
-                    "predicted_bytes": each.predicted,
-                    "real_bytes": each.real,
-                    "cuda_bytes": each.cuda,
-                    "planned_bytes": each.planned,
+                    **{f"{name}_bytes": getattr(each, name) for name in ("predicted", "real", "cuda", "planned")},
                     "within_tolerance": each.within,
                 }
                 for each in self.devices
@@ -423,23 +420,8 @@ def load_model(
         ModelDoesNotFit: with the planner's figures and what would fit.
         WrongPlacement: what was loaded is not what was planned.
     """
+    request = LoadRequest(**locals())  # whose fields these parameters are
     started = time.monotonic()
-    request = LoadRequest(
-        model=model,
-        plan=plan,
-        device_map=device_map,
-        quantization=quantization,
-        dtype=dtype,
-        adapter=adapter,
-        merge_adapter=merge_adapter,
-        allow_offload=allow_offload,
-        parallel=parallel,
-        gpus=gpus,
-        trust_remote_code=trust_remote_code,
-        workload=workload,
-        reserve=reserve,
-        simulate=simulate,
-    )
     if parallel == "tensor":
         from gpuherd.models.load.tensor_parallel import load_tensor_parallel
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,44 +56,37 @@ def requested_precision(dtype: str | None, quantization: str | None) -> Precisio
     return found or plain
 
 
+_model, _work = partial(option, None, group="model"), partial(option, group="work")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """How a model is loaded, on whatever GPUs a job has. Raises UsageError for options that contradict each other."""
 
-    dtype: Precision | None = option(
-        None,
+    dtype: Precision | None = _model(
         help="precision of the weights in memory; the checkpoint's own by default",
         parse=parse_precision,
         choices=DTYPES,
-        group="model",
     )
-    quantization: Precision | None = option(
-        None,
+    quantization: Precision | None = _model(
         help="quantise by bitsandbytes while loading; the same as --dtype int8, nf4 or nf4-dq",
         aliases=("quantisation", "quantize"),
         parse=quantisation_named,
         choices=QUANTISATIONS,
-        group="model",
     )
-    device_map: str | None = option(
-        None,
+    device_map: str | None = _model(
         help="where the blocks go: auto (planned), cpu, or a JSON file as 'gpuherd plan --device-map' prints it",
         metavar="auto|cpu|FILE",
-        group="model",
     )
-    parallel: ParallelOption | None = option(
-        None,
+    parallel: ParallelOption | None = _model(
         help="fewest GPUs that hold it (auto), layers over all GPUs, each layer over all GPUs, or one GPU",
         choices=PARALLEL_OPTIONS,
-        group="model",
     )
-    allow_offload: Offload | None = option(
-        None,
+    allow_offload: Offload | None = _model(
         help="what fits on no GPU goes to the computer's memory or its disk, which is slow; refused otherwise",
         choices=OFFLOADS,
-        group="model",
     )
-    adapter: str | None = option(None, help="a LoRA adapter on top of the model", metavar="ADAPTER", group="model")
+    adapter: str | None = _model(help="a LoRA adapter on top of the model", metavar="ADAPTER")
     merge_adapter: bool = option(False, help="merge the adapter into the weights", group="model")
     trust_remote_code: bool = option(False, help="run the code that a model brings; read it before", group="model")
 
@@ -205,25 +199,18 @@ class WorkOptions(DispatchOptions, ModelOptions):
         metavar="N",
         group="GPUs",
     )
-    batch_size: int = option(
-        32,
-        help="sequences at once in a job; halved when memory runs out",
-        parse=positive_int,
-        metavar="N",
-        group="work",
+    batch_size: int = _work(
+        32, help="sequences at once in a job; halved when memory runs out", parse=positive_int, metavar="N"
     )
-    shards: int | None = option(
+    shards: int | None = _work(
         None,
         help="jobs to divide the work among (default: as many as can run at once); kept when the work goes on",
         parse=positive_int,
         metavar="N",
-        group="work",
     )
-    retries: int = option(
-        1, help="further tries for a job that crashed or ran out of memory", parse=count, metavar="N", group="work"
-    )
-    dry_run: bool = option(False, help="show what would run and start nothing", group="work")
-    enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="work")
+    retries: int = _work(1, help="further tries for a job that crashed or ran out of memory", parse=count, metavar="N")
+    dry_run: bool = _work(False, help="show what would run and start nothing")
+    enqueue_only: bool = _work(False, help="put the jobs into the queue of the run's folder and end")
 
     def __post_init__(self) -> None:
         DispatchOptions.__post_init__(self)
@@ -245,16 +232,14 @@ class WorkOptions(DispatchOptions, ModelOptions):
 class ShardOptions(ModelOptions):
     """Options of every worker: the model, the folder of the work, its shard, and what it does at once."""
 
-    model: str = option(help="the model: a folder, a weight file, or a Hugging Face id", metavar="MODEL", group="work")
-    folder: str = option(help="the folder of the work, which has its shards.json", metavar="DIR", group="work")
-    shard: int = option(help="which of the shards", parse=count, metavar="N", group="work")
-    batch_size: int = option(32, help="sequences at once", parse=positive_int, metavar="N", group="work")
-    prompt_tokens: int = option(
-        512, help="tokens of the longest prompt, for the memory plan", parse=positive_int, metavar="N", group="work"
+    model: str = _work(help="the model: a folder, a weight file, or a Hugging Face id", metavar="MODEL")
+    folder: str = _work(help="the folder of the work, which has its shards.json", metavar="DIR")
+    shard: int = _work(help="which of the shards", parse=count, metavar="N")
+    batch_size: int = _work(32, help="sequences at once", parse=positive_int, metavar="N")
+    prompt_tokens: int = _work(
+        512, help="tokens of the longest prompt, for the memory plan", parse=positive_int, metavar="N"
     )
-    new_tokens: int = option(
-        1, help="most new tokens of a sequence, for the memory plan", parse=positive_int, metavar="N", group="work"
+    new_tokens: int = _work(
+        1, help="most new tokens of a sequence, for the memory plan", parse=positive_int, metavar="N"
     )
-    simulate: bool = option(
-        False, help="the GPUs are pretended: what is planned on them lies in the CPU's memory", group="work"
-    )
+    simulate: bool = _work(False, help="the GPUs are pretended: what is planned on them lies in the CPU's memory")

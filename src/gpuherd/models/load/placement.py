@@ -315,23 +315,12 @@ class Built:
     prefix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FittedPlacement:
-    """A plan in the names of a class.
-
-    Attributes:
-        base: the model without an adapter.
-        placement: where its blocks go; what the class has beyond the plan goes with the last block,
-            or where the storage is that it shares.
-    """
-
-    base: Architecture
-    placement: BlockPlacement
+# A plan in the names of a class: the model without an adapter, and where its blocks go. What the class has beyond the
+# plan goes with the last block, or where the storage is that it shares.
+Fitted = tuple[Architecture, BlockPlacement]
 
 
-def fitted(
-    base: Architecture, placement: BlockPlacement, built: Built, stored: Container[str]
-) -> FittedPlacement | str:
+def fitted(base: Architecture, placement: BlockPlacement, built: Built, stored: Container[str]) -> Fitted | str:
     """The plan in the names of what a class builds, or the first tensor in which they differ, as words.
 
     Args:
@@ -376,9 +365,7 @@ def _beyond(base: Architecture, built: Built, rename: Callable[[str], str]) -> l
     ]
 
 
-def _renamed(
-    base: Architecture, placement: BlockPlacement, built: Built, rename: Callable[[str], str]
-) -> FittedPlacement:
+def _renamed(base: Architecture, placement: BlockPlacement, built: Built, rename: Callable[[str], str]) -> Fitted:
     beyond = _beyond(base, built, rename)
     blocks = [rename(block.name) for block in base.blocks]
     modules = dict.fromkeys(tensor.name.partition(".")[0] for tensor in beyond if block_of(tensor.name, blocks) is None)
@@ -395,9 +382,7 @@ def _renamed(
 
     renamed = dict(zip(blocks, placement.devices, strict=True))
     devices = (*placement.devices, *(_device_of(head, renamed, placement.devices[-1]) for head in heads))
-    return FittedPlacement(
-        of_class(base), replace(placement, architecture=of_class(placement.architecture), devices=devices)
-    )
+    return of_class(base), replace(placement, architecture=of_class(placement.architecture), devices=devices)
 
 
 def _device_of(head: Block, devices: Mapping[str, Device], last: Device) -> Device:

@@ -13,14 +13,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, ExitCode, GpuherdError, MissingModel, UsageError
 from gpuherd.gpus.visible import described, value_in
 from gpuherd.models.describe.description import Architecture
-from gpuherd.models.describe.known_models import known_model
 from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.load.identity import reference
 from gpuherd.models.load.options import CPU, LoadRequest, check, requested_precision
 from gpuherd.models.load.placement import (
     BlockPlacement,
@@ -63,22 +64,19 @@ class ThisMachine:
 
     def __init__(self, *, simulate: bool) -> None:
         self._simulate = simulate
-        self._seen: tuple[GpuSpec, ...] | None = None
 
-    @property
+    @cached_property
     def visible(self) -> tuple[GpuSpec, ...]:
         """All that CUDA shows, in its order; none where GPUs are only to be pretended."""
-        if self._seen is None:
-            from gpuherd.gpus.query import machine
-            from gpuherd.gpus.visible import count_in_pci_order, visible_now
-            from gpuherd.models.place.inventory import spec_of
+        from gpuherd.gpus.query import machine
+        from gpuherd.gpus.visible import count_in_pci_order, visible_now
+        from gpuherd.models.place.inventory import spec_of
 
-            # The numbers here are CUDA's only if CUDA counts as we do.
-            count_in_pci_order()
-            _give_back_memory()
-            gpus = () if self._simulate else visible_now(machine().gpus)
-            self._seen = tuple(spec_of(gpu, gpu.free_mb) for gpu in gpus)
-        return self._seen
+        # The numbers here are CUDA's only if CUDA counts as we do.
+        count_in_pci_order()
+        _give_back_memory()
+        gpus = () if self._simulate else visible_now(machine().gpus)
+        return tuple(spec_of(gpu, gpu.free_mb) for gpu in gpus)
 
     def number(self, gpu: GpuSpec) -> int | None:
         """The number that CUDA gives this gpu in this process, None if it is not shown."""
@@ -244,8 +242,7 @@ def _check_gpu_memory(
 def _does_not_fit(refusal: AnswerRefusal) -> ModelDoesNotFit:
     """The refusal as an error, with what would fit."""
     advice = [f"{' '.join(each.words)}: {each.sentence}" for each in refusal.alternatives[:_MOST_ADVICE]]
-    remedy = f". What would fit: {'; '.join(advice)}" if advice else ""
-    return ModelDoesNotFit(refusal.reason + remedy, refusal)
+    return ModelDoesNotFit(refusal.with_advice(advice), refusal)
 
 
 # ---- everything together ---------------------------------------------------------------------------------------------
@@ -306,7 +303,7 @@ def prepare(request: LoadRequest, placing: Placing = destination) -> PreparedMod
     if requested is not None:
         check_bitsandbytes(requested)
     machine = ThisMachine(simulate=request.simulate)
-    ref = _reference(name)
+    ref = reference(name, exact=True)
 
     def fetched(what: ModelRef) -> Path:
         if what.path is None and (early := _before_it_is_fetched(what)) is not None:
@@ -348,7 +345,7 @@ def located(request: LoadRequest) -> tuple[Path, Path | None]:
 
     Raises as ``prepare``.
     """
-    return _apart(request, _reference(split_precision(request.model)[0]), lambda what: _located(what, request))
+    return _apart(request, reference(request.model, exact=True), lambda what: _located(what, request))
 
 
 def tokenizer_folder(model: Path, adapter: Path | None) -> Path:
@@ -356,19 +353,6 @@ def tokenizer_folder(model: Path, adapter: Path | None) -> Path:
     if adapter is not None and (adapter / "tokenizer_config.json").is_file():
         return adapter
     return model if model.is_dir() else model.parent
-
-
-def _reference(name: str) -> ModelRef:
-    """What is meant. A known name without its organisation stands for its id, if it is that model's very name."""
-    known = known_model(name)
-    if known is not None and "/" not in name and not Path(name).exists():
-        if known.model_id.partition("/")[2].lower() != name.strip().lower():
-            raise BadModel(
-                f"model {quoted(name)} is known by its shapes, which are those of {known.model_id}; to load it, give "
-                "its own id on the Hugging Face Hub, or its folder"
-            )
-        name = known.model_id
-    return parse_model(name)
 
 
 def _located(ref: ModelRef, request: LoadRequest) -> Path:
@@ -398,20 +382,16 @@ def _before_it_is_fetched(ref: ModelRef) -> Architecture | None:
 
 def _apart(request: LoadRequest, ref: ModelRef, fetched: Callable[[ModelRef], Path]) -> tuple[Path, Path | None]:
     """The base model and the adapter, where the model is one or comes with one."""
-    from gpuherd.models.lora.adapter import adapter_base, is_adapter
+    from gpuherd.models.lora.adapter import is_adapter, taken_apart
 
+    if request.adapter is None:
+        path, adapter = taken_apart(ref, fetched)
+        if adapter is None and request.merge_adapter:
+            raise UsageError("merge_adapter: there is no adapter to merge; name one")
+        return path, adapter
     path = fetched(ref)
     if is_adapter(path):
-        if request.adapter is not None:
-            raise UsageError(f"model {quoted(ref.text)} is an adapter itself; give its base as the model")
-        base = adapter_base(path)
-        if base is None:
-            raise BadModel(f"model {quoted(ref.text)} is an adapter, and its adapter_config.json names no base model")
-        return fetched(parse_model(base)), path
-    if request.adapter is None:
-        if request.merge_adapter:
-            raise UsageError("merge_adapter: there is no adapter to merge; name one")
-        return path, None
+        raise UsageError(f"model {quoted(ref.text)} is an adapter itself; give its base as the model")
     found = _located(parse_model(request.adapter), request)
     if not is_adapter(found):
         raise BadModel(f"adapter {quoted(request.adapter)} has no adapter_config.json")

@@ -25,7 +25,7 @@ from gpuherd.models.describe.config import model_type_of
 from gpuherd.models.describe.description import Architecture
 from gpuherd.models.describe.known_models import known_types
 from gpuherd.models.load.options import DISK
-from gpuherd.models.load.placement import BlockPlacement, Built, FittedPlacement, block_of, fitted
+from gpuherd.models.load.placement import BlockPlacement, Built, block_of, fitted
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.names import quoted
 from gpuherd.models.place.gpus import Capability, GpuSpec, capability_verdict
@@ -255,9 +255,9 @@ def fitted_class(
     for each in classes:
         empty = _empty_model(each, config)
         found = fitted(ready.base, ready.placement, _built(empty), stored)
-        if isinstance(found, FittedPlacement):
-            ready = replace(ready, base=found.base, placement=found.placement)
-            return each, ready, _complete_map(empty, found.placement)
+        if not isinstance(found, str):
+            base, placement = found
+            return each, replace(ready, base=base, placement=placement), _complete_map(empty, placement)
         differences.append(f"{each.__name__} has {found}")
     raise BadModel(
         f"{quoted(ready.request.model)}: transformers builds another model than was planned from its weights: "

@@ -7,14 +7,14 @@ together. Without torch.
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import ExitCode, UsageError
@@ -85,11 +85,7 @@ def environments(
     """The environment of each replica: its number, its GPUs alone, and its share of the cores."""
     threads = str(max(1, cores // max(1, len(groups))))
     return tuple(
-        {
-            **narrowed(environment, gpus),
-            REPLICA_VARIABLE: f"{number}/{len(groups)}",
-            "OMP_NUM_THREADS": threads,
-        }
+        {**narrowed(environment, gpus), REPLICA_VARIABLE: f"{number}/{len(groups)}", "OMP_NUM_THREADS": threads}
         for number, gpus in enumerate(groups)
     )
 
@@ -127,40 +123,29 @@ def run_replicas(
 def _until_all_ended(
     running: Mapping[int, subprocess.Popen[bytes]], grace_s: float, tell: Callable[[str], None]
 ) -> int:
-    left = dict(running)
-    first = int(ExitCode.OK)
-    kill_at: float | None = None
-    poll = select.poll()
-    watched = {}
-    for number, process in left.items():
-        with suppress(ProcessLookupError):
-            watched[os.pidfd_open(process.pid)] = number
-    for descriptor in watched:
-        poll.register(descriptor, select.POLLIN)
-    try:
-        while left:
-            wait_s = None if kill_at is None else max(0.0, kill_at - time.monotonic())
-            poll.poll(None if wait_s is None else 1000 * wait_s)
-            for number, process in list(left.items()):
-                code = process.poll()
-                if code is None:
-                    continue
-                del left[number]
-                for descriptor in [each for each, of in watched.items() if of == number]:
-                    poll.unregister(descriptor)
-                if code and not first:
-                    first = 128 - code if code < 0 else code
-                    if left:
-                        tell(f"replica {number} ended with exit code {first}; the others are ended")
-                    kill_at = time.monotonic() + grace_s
-                    _signal(left, signal.SIGTERM)
-            if kill_at is not None and time.monotonic() >= kill_at:
-                _signal(left, signal.SIGKILL)
-                kill_at = None
-        return first
-    finally:
-        for descriptor in watched:
-            os.close(descriptor)
+    ended: SimpleQueue[tuple[int, int]] = SimpleQueue()
+
+    def wait(number: int) -> None:
+        ended.put((number, running[number].wait()))
+
+    for number in running:
+        Thread(target=wait, args=(number,), daemon=True).start()
+    left, first, kill_at = dict(running), int(ExitCode.OK), None
+    while left:
+        try:
+            number, code = ended.get(timeout=None if kill_at is None else max(0.0, kill_at - time.monotonic()))
+        except Empty:
+            _signal(left, signal.SIGKILL)
+            kill_at = None
+            continue
+        del left[number]
+        if code and not first:
+            first = 128 - code if code < 0 else code
+            if left:
+                tell(f"replica {number} ended with exit code {first}; the others are ended")
+            kill_at = time.monotonic() + grace_s
+            _signal(left, signal.SIGTERM)
+    return first
 
 
 def _signal(processes: Mapping[int, subprocess.Popen[bytes]], number: signal.Signals) -> None:

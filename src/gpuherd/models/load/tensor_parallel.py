@@ -20,16 +20,8 @@ from gpuherd.errors import UsageError, naming_extras
 from gpuherd.gpus.visible import ORDER, PCI_ORDER, narrowed
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.models.describe.description import Architecture
-from gpuherd.models.load.loading import (
-    Loaded,
-    LoadedTensor,
-    OnDevice,
-    load_prepared,
-    load_report,
-    refuse_placement,
-    tensors_of,
-    wrong_dtypes,
-)
+from gpuherd.models.load import loading
+from gpuherd.models.load.loading import Loaded, LoadedTensor, OnDevice
 from gpuherd.models.load.options import CPU, LoadRequest
 from gpuherd.models.load.placement import all_on
 from gpuherd.models.load.prepare import ModelDoesNotFit, Placed, PreparedModel, ThisMachine, prepare, requested_gpus
@@ -152,7 +144,7 @@ def load_tensor_parallel(request: LoadRequest, rank: TensorParallelRank | None =
     before = torch.cuda.memory_allocated(rank.local) if cuda else 0
     model, ready = load_weights(ready, divided=DistributedConfig(tp_size=rank.ways))
     device = f"cuda:{rank.local}" if cuda else "cpu"
-    tensors = tensors_of(model, divided=True)
+    tensors = loading.tensors_of(model, divided=True)
     costs = CostTable(ready.base, ready.precision, request.workload, request.reserve, ways=rank.ways)
     whole = (0, len(ready.base.blocks))
     weights, state = costs.weights(*whole)
@@ -166,7 +158,7 @@ def load_tensor_parallel(request: LoadRequest, rank: TensorParallelRank | None =
         planned=usage.total,
     )
     _check_as_planned(ready, tensors, device, here)
-    report = load_report(
+    report = loading.load_report(
         ready,
         model,
         tensors,
@@ -195,7 +187,7 @@ def load_requested(request: LoadRequest, words: Sequence[str]) -> tuple[Loaded, 
         request = replace(request, parallel=None)  # one GPU is all that there is
     ready = prepare(request)
     progress.report(0, None, "load")
-    return load_prepared(ready), {gpu: load.usage for gpu, load in (ready.placement.loads or {}).items()}
+    return loading.load_prepared(ready), {gpu: load.usage for gpu, load in (ready.placement.loads or {}).items()}
 
 
 def leave() -> None:
@@ -246,7 +238,7 @@ def _gpus(request: LoadRequest) -> tuple[GpuSpec, ...]:
 def _check_as_planned(ready: PreparedModel, tensors: Sequence[LoadedTensor], device: str, here: OnDevice) -> None:
     """Raises WrongPlacement where this rank's part is not what was planned."""
     problems = [f"{each.name} is on {each.device}" for each in tensors if each.device != device]
-    problems += wrong_dtypes(ready, tensors)
+    problems += loading.wrong_dtypes(ready, tensors)
     if not here.within:
         problems.append(f"its tensors take {here.real} bytes here, and {here.predicted} were predicted")
-    refuse_placement(ready, problems)
+    loading.refuse_placement(ready, problems)

@@ -8,7 +8,6 @@ all.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 import sys
@@ -18,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
-from gpuherd.errors import CannotWrite
 from gpuherd.gpus.visible import described
 from gpuherd.models.load.options import Device, LoadOptions
 from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.models.place.request import positive_integer
 from gpuherd.options import Parser, add_options, build, option
+from gpuherd.runs.files import write_values
 from gpuherd.runs.worker import exit_code_of
 
 if TYPE_CHECKING:
@@ -199,15 +197,8 @@ def _load(model: str, options: LoadWorkerOptions, words: Sequence[str]) -> None:
     if options.parallel == "tensor":
         leave()
     if options.json is not None and os.environ.get("RANK", "0") == "0":
-        _write(Path(options.json), found)
-
-
-def _write(target: Path, found: Mapping[str, Any]) -> None:
-    try:
-        atomic_write(target, (json.dumps(found, indent=2) + "\n").encode("utf-8"))
-    except OSError as problem:
-        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
-    logger.info("Saved: %s", target)
+        write_values(Path(options.json), found)
+        logger.info("Saved: %s", options.json)
 
 
 if __name__ == "__main__":

@@ -14,17 +14,25 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, read_json, read_weight_file
+from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, SINGLE_FILES, read_json, read_weight_file
 from gpuherd.models.checkpoints.stored import StoredTensor
-from gpuherd.models.lora.edits import Edit, Factors, bias_edit, edits_of_experts_apart, expert_edit, matrix_edit
-from gpuherd.models.lora.update import Merged
-from gpuherd.models.names import quoted
+from gpuherd.models.lora.edits import (
+    BiasEdit,
+    Edit,
+    Factors,
+    MatrixEdit,
+    edits_of_experts_apart,
+    expert_edit,
+    matrix_edit,
+)
+from gpuherd.models.lora.update import Merged, is_saved
+from gpuherd.models.names import ModelRef, parse_model, quoted
 from gpuherd.models.tensors.kinds import BaseNames
 from gpuherd.models.tensors.source import TensorSource
 
@@ -94,12 +102,7 @@ def _first(patterns: Sequence[str]) -> str:
 # ---- the adapter -----------------------------------------------------------------------------------------------------
 
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-_MODEL_FILES = (
-    "model.safetensors",
-    "pytorch_model.bin",
-    "model.safetensors.index.json",
-    "pytorch_model.bin.index.json",
-)
+_MODEL_FILES = tuple(f"{name}{index}" for name in SINGLE_FILES for index in ("", ".index.json"))
 
 MAX_ALPHA = 1e30
 
@@ -156,6 +159,20 @@ def adapter_base(path: Path) -> str | None:
     if not isinstance(base, str) or not base:
         return None
     return f"{base}@{revision}" if isinstance(revision, str) and revision and "@" not in base else base
+
+
+def taken_apart(ref: ModelRef, fetch: Callable[[ModelRef], Path]) -> tuple[Path, Path | None]:
+    """A model's folder or file, and None; of an adapter those of its base and its own.
+
+    ``fetch`` brings a model to this machine. Raises BadModel for an adapter that names no base, and as ``fetch``.
+    """
+    path = fetch(ref)
+    if not is_adapter(path):
+        return path, None
+    base = adapter_base(path)
+    if base is None:
+        raise BadModel(f"model {quoted(ref.text)} is an adapter, and its adapter_config.json names no base model")
+    return fetch(parse_model(base)), path
 
 
 def check_adapter(path: Path) -> None:
@@ -332,7 +349,7 @@ def _edits(
         bias = names.tensor(f"{plain}.bias")
         if bias is None:
             raise BadModel(f"{where} has a trained bias, but the base has no bias there")
-        yield bias, bias_edit(trained_bias, factors)
+        yield bias, BiasEdit(trained_bias, factors.scaling)
 
 
 def _replacements(
@@ -347,7 +364,6 @@ def _replacements(
     One without such a tensor is new (a classification head), if the config lists its module in modules_to_save.
     """
     result: dict[str, StoredTensor] = {}
-    saved = tuple(config.get("modules_to_save") or ())
     for key, tensor in whole.items():
         module = key.rpartition(".")[0]
         # PEFT saves an embedding or a head that it trains together with the factors, which belong to the same tensor.
@@ -355,8 +371,7 @@ def _replacements(
         name = names.weight(module) if trained else names.tensor(key)
         if name is None:
             # The head of a tied model is not in the base's file; PEFT saves it together with the embedding.
-            known = names.is_head(key) or any(f".{entry}." in f".{module}." for entry in saved)
-            if not known:
+            if not names.is_head(key) and not is_saved(module, config):
                 raise BadModel(f"{folder}: tensor {key!r} of the adapter has no place in the base model")
             name = key
         elif tensor.info.shape[1:] != names.shape(name)[1:]:
@@ -370,14 +385,10 @@ def _replacements(
 
 
 def _merged(base: TensorSource, edits: dict[str, Edit], replaced: dict[str, StoredTensor], *, unties: bool) -> Merged:
-    infos = dict(base.tensors)
-    for name, tensor in replaced.items():
-        infos[name] = replace(tensor.info, name=name, shares=None)
-    for name in edits:
-        infos[name] = replace(infos[name], shares=None)
-    config = dict(base.config)
-    if unties:
-        config["tie_word_embeddings"] = False
+    infos = {**base.tensors, **{name: replace(tensor.info, name=name) for name, tensor in replaced.items()}}
+    infos |= {name: replace(infos[name], shares=None) for name in (*replaced, *edits)}
+    config = {**base.config, **({"tie_word_embeddings": False} if unties else {})}
     for name, edit in edits.items():
-        edit.check(infos[name])
+        if isinstance(edit, MatrixEdit | BiasEdit):
+            edit.check(infos[name])
     return Merged(base, config, infos, edits, replaced)

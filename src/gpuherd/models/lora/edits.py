@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,18 +56,6 @@ def read_factor(tensor: StoredTensor) -> FloatArray:
     return factor
 
 
-class Edit(Protocol):
-    """What an adapter does to one tensor of the base."""
-
-    def check(self, info: TensorInfo) -> None:
-        """Raises BadModel when the adapter does not fit a tensor of this shape."""
-        ...
-
-    def apply(self, tensor: FloatArray, start: int) -> FloatArray:
-        """The merged tensor, or its part from row ``start`` on; ``tensor`` may be changed in place."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class MatrixEdit:
     """W + s left right on a Linear, Conv1D, convolution or embedding.
@@ -90,6 +78,7 @@ class MatrixEdit:
         return self.factors.magnitude is not None and inputs != (0, size)
 
     def check(self, info: TensorInfo) -> None:
+        """Raises BadModel when the adapter does not fit a tensor of this shape."""
         a, b = self.factors.a.info.shape, self.factors.b.info.shape
         fits = len(a) >= 2 and len(b) >= 2 and a[0] == b[1] == self.factors.rank and math.prod(b[2:]) == 1
         if fits and self.transposed:
@@ -106,7 +95,8 @@ class MatrixEdit:
             raise BadModel(f"{self.where}: the DoRA magnitudes {magnitude.info.shape} do not fit {info.name!r}")
 
     def apply(self, tensor: FloatArray, start: int) -> FloatArray:
-        """See ``Edit``. For a part whose edit ``needs_squares`` there is ``apply_block``."""
+        """The merged tensor, or its part from row ``start`` on; ``tensor`` is changed. For a part whose edit
+        ``needs_squares`` there is ``apply_block``."""
         rows = tensor.reshape(tensor.shape[0], -1)
         self.apply_block(rows, (start, start + len(rows)), (0, rows.shape[1]))
         return tensor
@@ -138,10 +128,9 @@ class MatrixEdit:
 
     def products(self) -> list[Product]:
         """s B A as it is stored, as factors in float64: one pair, or one for each kernel position of a convolution."""
-        left, right = self._sides()
-        scaled = left * np.float64(self.factors.scaling)
+        scaled, right = _product(self._sides(), self.factors)
         positions = math.prod(self.factors.a.info.shape[2:])
-        each = right.astype(np.float64).reshape(len(right), -1, positions)
+        each = right.reshape(len(right), -1, positions)
         return [(scaled, np.ascontiguousarray(each[:, :, position])) for position in range(positions)]
 
     def _sides(self) -> tuple[FloatArray, FloatArray]:
@@ -204,17 +193,13 @@ class BiasEdit:
     scaling: float
 
     def check(self, info: TensorInfo) -> None:
+        """As that of ``MatrixEdit``."""
         if info.shape != self.bias.info.shape:
             raise BadModel(f"the trained bias {self.bias.info.name!r} does not fit {info.name!r} of shape {info.shape}")
 
     def apply(self, tensor: FloatArray, start: int) -> FloatArray:
         tensor += (self.bias.read()[start : start + len(tensor)] * self.scaling).astype(tensor.dtype)
         return tensor
-
-
-def bias_edit(bias: StoredTensor, factors: Factors) -> BiasEdit:
-    """The edit of a bias vector."""
-    return BiasEdit(bias, factors.scaling)
 
 
 # ---- experts of a mixture --------------------------------------------------------------------------------------------
@@ -235,9 +220,6 @@ class ExpertEdit:
     factors: Factors
     experts: int
     transposed: bool
-
-    def check(self, info: TensorInfo) -> None:
-        """The shapes were compared when the parameter was chosen."""
 
     def apply(self, tensor: FloatArray, start: int) -> FloatArray:
         for number in range(len(tensor)):
@@ -262,12 +244,16 @@ class ExpertEdit:
 
     def product(self, expert: int) -> Product:
         """s B A of one expert as it is stored, as factors in float64."""
-        left, right = self._sides(expert)
-        return left * np.float64(self.factors.scaling), right.astype(np.float64)
+        return _product(self._sides(expert), self.factors)
 
     def _sides(self, expert: int) -> tuple[FloatArray, FloatArray]:
         b, a = _of_expert(self.factors, self.experts, expert)
         return (a.T, b.T) if self.transposed else (b, a)
+
+
+def _product(sides: Product, factors: Factors) -> Product:
+    """The two factors in float64, scaled."""
+    return sides[0] * np.float64(factors.scaling), sides[1].astype(np.float64)
 
 
 def _of_expert(factors: Factors, experts: int, expert: int) -> tuple[FloatArray, FloatArray]:
@@ -291,9 +277,6 @@ class OneExpertEdit:
     expert: int
     rows: Run
 
-    def check(self, info: TensorInfo) -> None:
-        """The shapes were compared when the matrices were chosen."""
-
     def apply(self, tensor: FloatArray, start: int) -> FloatArray:
         left, right = self._sides()
         add_product(tensor, left[start : start + len(tensor)], right, self.factors.scaling)
@@ -301,12 +284,16 @@ class OneExpertEdit:
 
     def product(self) -> Product:
         """s B A of this matrix, as factors in float64."""
-        left, right = self._sides()
-        return left * np.float64(self.factors.scaling), right.astype(np.float64)
+        return _product(self._sides(), self.factors)
 
     def _sides(self) -> tuple[FloatArray, FloatArray]:
         b, a = _of_expert(self.factors, self.experts, self.expert)
         return b[slice(*self.rows)], a
+
+
+# What an adapter does to one tensor of the base. ``apply`` gives the merged tensor, or its part from a row on. Experts'
+# shapes are compared when their tensors are chosen; the other edits ``check`` the tensor.
+Edit = MatrixEdit | BiasEdit | ExpertEdit | OneExpertEdit
 
 
 def edits_of_experts_apart(

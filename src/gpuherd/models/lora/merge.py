@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpuherd import __version__
 from gpuherd.atomic import atomic_write, replacing, sync_folder
@@ -32,24 +32,12 @@ from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, Checkpoint, open_che
 from gpuherd.models.checkpoints.quantized import quantised_as
 from gpuherd.models.checkpoints.safetensors import header, in_order, index
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, opened
+from gpuherd.models.lora import merge_plan
 from gpuherd.models.lora.adapter import WEIGHT_FILES, is_adapter, merge
-from gpuherd.models.lora.merge_plan import (
-    MergedTensor,
-    MergePlan,
-    companions,
-    config_text,
-    merged_config,
-    plan_merge,
-    quantised_base,
-    with_head,
-)
+from gpuherd.models.lora.merge_plan import MergePlan
 from gpuherd.models.lora.update import Merged
 from gpuherd.models.names import quoted
 from gpuherd.models.tensors.source import HeadersOnly, TensorInfo
-
-if TYPE_CHECKING:
-    from gpuherd.models.lora.merge_tensors import TensorWriter
-
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
@@ -260,9 +248,9 @@ def prepare_merge(base: Path, adapter: Path, *, shard_bytes: int | None = None, 
     if foreign is not None and not checkpoint.tensors[foreign].dequantized:
         raise BadModel(f"{base} is a GGUF file; give the base as safetensors or PyTorch files")
     stored = {name: tensor for name, tensor in checkpoint.stored.items() if isinstance(tensor, StoredTensor)}
-    merged = with_head(merge(checkpoint, adapter), read_json(adapter / ADAPTER_CONFIG), stored)
+    merged = merge_plan.with_head(merge(checkpoint, adapter), read_json(adapter / ADAPTER_CONFIG), stored)
     files = {name: tensor.file.path.name for name, tensor in checkpoint.stored.items()}
-    plan = plan_merge(merged, files, dtype=dtype, shard_bytes=shard_bytes)
+    plan = merge_plan.plan_merge(merged, files, dtype=dtype, shard_bytes=shard_bytes)
     return Merge(checkpoint, adapter, merged, plan, inputs, _fingerprint(checkpoint, inputs, merged, plan))
 
 
@@ -287,18 +275,19 @@ def prepare_merge_of_headers(
         raise BadModel("the base has no safetensors files, so that its headers can't be looked at; download it first")
     form = quantised_as(config, tensors.values())
     if form is not None:
-        raise quantised_base(form)
+        raise merge_plan.quantised_base(form)
     nowhere = FileStamp(Path("not-here"), 0, 0, 0)
     stored = {name: StoredTensor(info, nowhere, 0) for name, info in tensors.items()}
-    merged = with_head(merge(HeadersOnly(config, tensors), adapter), read_json(adapter / ADAPTER_CONFIG), stored)
-    plan = plan_merge(merged, {}, dtype=dtype, shard_bytes=shard_bytes)
+    merged = merge(HeadersOnly(config, tensors), adapter)
+    merged = merge_plan.with_head(merged, read_json(adapter / ADAPTER_CONFIG), stored)
+    plan = merge_plan.plan_merge(merged, {}, dtype=dtype, shard_bytes=shard_bytes)
     return MergeResult(output, plan, tuple(plan.files) if shard_bytes else ())
 
 
 def _inputs(base: Path, adapter: Path) -> Inputs:
     """Size and time of change of the files next to the base's weights that a result is made of, by their real paths."""
     weights = (adapter / name for name in WEIGHT_FILES)
-    files = {base / "config.json", adapter / ADAPTER_CONFIG, *weights, *companions(base, adapter).values()}
+    files = {base / "config.json", adapter / ADAPTER_CONFIG, *weights, *merge_plan.companions(base, adapter).values()}
     found: Inputs = {}
     for path in sorted(files):
         try:
@@ -371,7 +360,7 @@ def merge_to_folder(
         with staging.locked():
             if already_there(output, todo.fingerprint):  # another has finished it meanwhile
                 return todo.result(output, was_there=True)
-            return _Writing(todo, output, staging, on_progress).run(names or (str(base), str(adapter)))
+            return _write(todo, output, staging, names or (str(base), str(adapter)), on_progress or _unseen)
     except OSError as problem:
         left = (
             f"; what is written stays in {staging.path}, and the same command goes on" if staging.path.exists() else ""
@@ -379,84 +368,67 @@ def merge_to_folder(
         raise CannotWrite(f"{output} can't be written: {problem.strerror or problem}{left}") from None
 
 
-class _Writing:
-    """One merge on its way to the disk."""
+def _unseen(_done: int, _all: int, _what: str) -> None:
+    """The progress that is not shown."""
 
-    def __init__(self, todo: Merge, output: Path, staging: Staging, on_progress: OnProgress | None) -> None:
-        self._todo = todo
-        self._output = output
-        self._staging = staging
-        self._on_progress = on_progress or (lambda _done, _all, _what: None)
-        self._done = 0
 
-    def run(self, names: tuple[str, str]) -> MergeResult:
-        plan = self._todo.plan
-        there = self._begin(names)
-        kept = self._done = sum(tensor.nbytes for file in there for tensor in plan.files[file])
-        check_disk_space(plan.nbytes - kept, self._output)
-        try:
-            self._write(there)
-        except BadModel:  # no later try could go on from here
-            self._staging.discard()
-            raise
-        self._staging.finish()
-        return self._todo.result(self._output, kept_bytes=kept)
+def _write(todo: Merge, output: Path, staging: Staging, names: tuple[str, str], on_progress: OnProgress) -> MergeResult:
+    """Writes what no earlier try has written. ``names``: of base and adapter, for the record."""
+    from gpuherd.models.lora.merge_tensors import TensorWriter
 
-    def _begin(self, names: tuple[str, str]) -> list[str]:
-        """Which weight files are there already."""
-        plan = self._todo.plan
-        base, adapter = names
-        record = {
-            "base_model": base, "adapter": adapter, "dtype": plan.dtype, "gpuherd": __version__,
-            "changed": len(plan.changed),
-        }  # fmt: skip
-        there = self._staging.begin(self._todo.fingerprint, record, plan.files.keys())
-        if there:
-            _log.info("%s: going on after %d of %d files", self._output, len(there), len(plan.files))
-        return there
-
-    def _write(self, there: Collection[str]) -> None:
-        from gpuherd.models.lora.merge_tensors import TensorWriter
-
-        plan, folder = self._todo.plan, self._staging.path
-        writer = TensorWriter(self._todo.base, self._todo.merged)
-        for file, tensors in plan.files.items():
-            if file not in there:
-                self._write_file(writer, folder / file, tensors)
-        self._write_companions(folder)
+    plan, folder = todo.plan, staging.path
+    made = {"dtype": plan.dtype, "gpuherd": __version__, "changed": len(plan.changed)}
+    record = {"base_model": names[0], "adapter": names[1], **made}
+    there = staging.begin(todo.fingerprint, record, plan.files.keys())
+    if there:
+        _log.info("%s: going on after %d of %d files", output, len(there), len(plan.files))
+    kept = done = sum(tensor.nbytes for file in there for tensor in plan.files[file])
+    check_disk_space(plan.nbytes - kept, output)
+    try:
+        writer = TensorWriter(todo.base, todo.merged)
+        for name, tensors in plan.files.items():
+            if name in there:
+                continue
+            by_name = {tensor.name: tensor for tensor in tensors}
+            with replacing(folder / name) as file:
+                file.write(header(tensors))
+                for tensor in in_order(tensors):
+                    on_progress(done, plan.nbytes, tensor)
+                    writer.append(file, by_name[tensor])
+                    done += by_name[tensor].nbytes
+            on_progress(done, plan.nbytes, name)
+        _write_companions(todo, folder)
         if len(plan.files) > 1:
             atomic_write(folder / INDEX, index(plan.files, plan.params))
-        self._check_inputs()
+        _check_inputs(todo)
+    except BadModel:  # no later try could go on from here
+        staging.discard()
+        raise
+    staging.finish()
+    return todo.result(output, kept_bytes=kept)
 
-    def _write_file(self, writer: TensorWriter, path: Path, tensors: tuple[MergedTensor, ...]) -> None:
-        by_name = {tensor.name: tensor for tensor in tensors}
-        with replacing(path) as file:
-            file.write(header(tensors))
-            for name in in_order(tensors):
-                self._on_progress(self._done, self._todo.plan.nbytes, name)
-                writer.append(file, by_name[name])
-                self._done += by_name[name].nbytes
-        self._on_progress(self._done, self._todo.plan.nbytes, path.name)
 
-    def _write_companions(self, folder: Path) -> None:
-        todo, base = self._todo, self._todo.base
-        for name, source in companions(todo.folder, todo.adapter).items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            _copy(source, folder / name)
-        original = todo.folder / "config.json"
-        if base.config and original.exists():
-            config = merged_config(base.config, read_json(todo.adapter / ADAPTER_CONFIG), todo.merged, todo.plan)
-            if config == dict(base.config):
-                _copy(original, folder / "config.json")
-            else:
-                atomic_write(folder / "config.json", config_text(config))
+def _write_companions(todo: Merge, folder: Path) -> None:
+    base = todo.base
+    for name, source in merge_plan.companions(todo.folder, todo.adapter).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        _copy(source, folder / name)
+    original = todo.folder / "config.json"
+    if base.config and original.exists():
+        adapter = read_json(todo.adapter / ADAPTER_CONFIG)
+        config = merge_plan.merged_config(base.config, adapter, todo.merged, todo.plan)
+        if config == dict(base.config):
+            _copy(original, folder / "config.json")
+        else:
+            atomic_write(folder / "config.json", merge_plan.config_text(config))
 
-    def _check_inputs(self) -> None:
-        """Raises BadModel when a file next to the base's weights is not what it was at the beginning."""
-        before, now = self._todo.inputs, _inputs(self._todo.folder, self._todo.adapter)
-        changed = [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
-        if changed:
-            raise BadModel(f"{changed[0]} was changed while it was being read")
+
+def _check_inputs(todo: Merge) -> None:
+    """Raises BadModel when a file next to the base's weights is not what it was at the beginning."""
+    before, now = todo.inputs, _inputs(todo.folder, todo.adapter)
+    changed = [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+    if changed:
+        raise BadModel(f"{changed[0]} was changed while it was being read")
 
 
 def _copy(source: Path, target: Path) -> None:

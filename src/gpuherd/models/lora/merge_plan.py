@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import StoredTensor
-from gpuherd.models.lora.update import Merged
+from gpuherd.models.lora.update import Merged, is_saved
+from gpuherd.models.names import WEIGHT_ENDINGS
 from gpuherd.models.tensors.kinds import BaseNames, Ties, classify, is_input_embedding, ties_of
 from gpuherd.models.tensors.source import BY_TORCH, READABLE, TensorInfo, stored_bytes
 
@@ -230,12 +231,12 @@ def with_head(merged: Merged, adapter: Mapping[str, Any], stored: Mapping[str, S
     head = None if embedding is None else _tied_head(merged, embedding)
     if embedding is None or head is None:
         return merged
-    trained = _is_saved(embedding, adapter)
+    trained = is_saved(embedding.rpartition(".")[0], adapter)
     if embedding in merged.edits:  # factors of the head: PEFT saves the embedding with them
         if trained:
             raise BadModel(f"the adapter holds {embedding!r} whole, and factors of the head that is tied to it")
         return merged
-    if adapter.get("ensure_weight_tying") is True or not (trained or _is_saved(head, adapter)):
+    if adapter.get("ensure_weight_tying") is True or not (trained or is_saved(head.rpartition(".")[0], adapter)):
         # Both were saved, because they were trained as one or have grown.
         tensors = {name: info for name, info in merged.tensors.items() if name != head or name in base.tensors}
         replaced = {name: tensor for name, tensor in merged.replaced.items() if name != head}
@@ -249,12 +250,6 @@ def with_head(merged: Merged, adapter: Mapping[str, Any], stored: Mapping[str, S
         tensors={**merged.tensors, head: replace(own.info, name=head, shares=None)},
         replaced={**merged.replaced, head: own},
     )
-
-
-def _is_saved(name: str, adapter: Mapping[str, Any]) -> bool:
-    """Whether the adapter's config lists the tensor's module as one that is trained whole."""
-    module = name.rpartition(".")[0]
-    return any(f".{entry}." in f".{module}." for entry in adapter.get("modules_to_save") or ())
 
 
 def _tied_head(merged: Merged, embedding: str) -> str | None:
@@ -285,7 +280,6 @@ _TOKENIZER = (
 # What else of the base belongs to a model that was made from it. Its card would describe another model.
 _OTHERS = ("generation_config.json", "preprocessor_config.json", "processor_config.json", "*.py", "license*", "notice*")
 _TEMPLATES = "additional_chat_templates"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _CLASSIFIERS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"}
 _CLASSIFIER_HEADS = ("score.weight", "classifier.weight", "classifier.out_proj.weight")
 
@@ -371,7 +365,7 @@ def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Path]:
     found = {
         path.name: path
         for path in _files(folder)
-        if not path.name.endswith((*_WEIGHTS, ".index.json"))
+        if not path.name.endswith((*WEIGHT_ENDINGS, ".index.json"))
         and any(fnmatchcase(path.name.lower(), pattern) for pattern in patterns)
     }
     templates = folder / _TEMPLATES

@@ -23,7 +23,7 @@ import torch
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.open import Checkpoint
-from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_into, unchanged
+from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_rows, unchanged
 from gpuherd.models.lora.edits import BiasEdit, Edit, ExpertEdit, Factors, MatrixEdit, OneExpertEdit
 from gpuherd.models.lora.merge_plan import MergedTensor
 from gpuherd.models.lora.update import Merged
@@ -93,8 +93,6 @@ def _edited(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.Tensor:
     if isinstance(edit, OneExpertEdit):
         weight += _update_of_one(edit, weight, scratch).to(weight.dtype)
         return weight
-    if not isinstance(edit, MatrixEdit):
-        raise TypeError(f"no arithmetic for {type(edit).__name__}")
     update = _matrix_update(edit, weight)
     if edit.factors.magnitude is not None:
         return _rescaled(edit, edit.factors.magnitude, weight, update)
@@ -260,16 +258,15 @@ def _send(target: int, source: int, offset: int, nbytes: int, stamp: FileStamp) 
 def _read(stored: StoredTensor, dtype: str, scratch: Scratch) -> torch.Tensor:
     """A tensor in the format that it is to be written in."""
     if stored.strides is None and stored.info.dtype in _FORMATS:
-        what = f"tensor {stored.info.name!r} of {stored.file.path}"
         raw = scratch.bytes("weights", stored.info.nbytes)
         with unchanged(stored.file) as source:
-            read_into(source, stored.offset, raw.numpy(), what)
+            read_rows(source, stored.offset, raw.numpy()[None], stored.info.nbytes, stored.label)
         weights = raw.view(_FORMATS[stored.info.dtype]).reshape(stored.info.shape)
     elif stored.info.dtype in _FORMATS:
         weights = torch.from_numpy(stored.read())
     else:
         raise BadModel(
-            f"tensor {stored.info.name!r} of {stored.file.path} has the format {stored.info.dtype} and skips "
+            f"{stored.label} has the format {stored.info.dtype} and skips "
             "numbers of its storage, which can't be copied; save the model as safetensors first"
         )
     return weights.to(_FORMATS[dtype])

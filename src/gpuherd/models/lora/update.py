@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class Merged:
     """A base model with an adapter merged into it: a ``BlockSource``.
 
     DoRA needs the norms of all inputs of an output. For the first part of a tensor that has only some of them, the
-    tensor is read through once, in panels; its norms are kept.
+    tensor is read through once, in panels; its norms are kept. ``wide``: the base's tensors come in float64, so that a
+    sum with them is.
     """
 
     base: TensorSource
@@ -49,6 +50,7 @@ class Merged:
     tensors: Mapping[str, TensorInfo]
     edits: Mapping[str, Edit] = field(repr=False)
     replaced: Mapping[str, StoredTensor] = field(repr=False)
+    wide: bool = False
     _squares: dict[str, Float64] = field(default_factory=dict, repr=False)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
@@ -70,7 +72,7 @@ class Merged:
 
     def half_of(self, name: str) -> Half | None:
         """The format of a tensor of 16-bit numbers that the adapter leaves as it is in the base, else None."""
-        untouched = name not in self.edits and name not in self.replaced
+        untouched = not self.wide and name not in self.edits and name not in self.replaced
         return self.base.half_of(name) if untouched and isinstance(self.base, CodeSource) else None
 
     def read_codes(self, name: str, rows: Run, columns: Run, target: Codes) -> None:
@@ -82,14 +84,25 @@ class Merged:
         """A tensor, or its entries ``start`` to ``stop``, before B A is added: the base's, or the one that the adapter
         holds whole."""
         replacement = self.replaced.get(name)
-        return self.base.read(name, start, stop) if replacement is None else replacement.read(start, stop)
+        return self.of_base(name, start, stop) if replacement is None else replacement.read(start, stop)
+
+    def of_base(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """The base's tensor, or entries of its first axis."""
+        return self._widened(self.base.read(name, start, stop))
 
     def unedited_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
         """A block of it, where it ``has_blocks``."""
         if name in self.replaced:
             return self.replaced[name].read_block(rows, columns)
+        return self.block_of_base(name, rows, columns)
+
+    def block_of_base(self, name: str, rows: Run, columns: Run) -> FloatArray:
+        """A block of the base's tensor."""
         assert isinstance(self.base, BlockSource)  # noqa: S101 - has_blocks has been asked
-        return self.base.read_block(name, rows, columns)
+        return self._widened(self.base.read_block(name, rows, columns))
+
+    def _widened(self, tensor: FloatArray) -> FloatArray:
+        return tensor.astype(np.float64, copy=False) if self.wide else tensor
 
     def edited(self, name: str, tensor: FloatArray, start: int = 0) -> FloatArray:
         """What the adapter makes of a tensor, or of its part from ``start`` on; the tensor may be changed."""
@@ -122,6 +135,11 @@ class Merged:
         return self._squares[name]
 
 
+def is_saved(module: str, adapter: Mapping[str, Any]) -> bool:
+    """Whether an adapter's config lists the module as one that is trained and saved whole."""
+    return any(f".{entry}." in f".{module}." for entry in adapter.get("modules_to_save") or ())
+
+
 # ---- updates ---------------------------------------------------------------------------------------------------------
 
 NOT_IN_ADAPTER = "not changed by the adapter"
@@ -130,26 +148,16 @@ NOT_IN_BASE = "not in the base"
 SAME_AS_BASE = "the same as in the base"
 
 
-class Update(TensorSource, Protocol):
-    """A source whose tensors are differences. ``unchanged`` has the reason of each tensor that can't be read as one."""
-
-    @property
-    def unchanged(self) -> Mapping[str, str]:
-        """Why a tensor is not analysed, by name; all others can be read."""
-        ...
-
-    @property
-    def low_rank(self) -> Mapping[str, Edit]:
-        """The edits whose s B A is all of the difference, by the tensor's name."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class AdapterUpdate:
     """What an adapter adds to its base: s B A alone (``ba``), or all that it changes (merged minus base).
 
     The two differ for DoRA, which rescales W + s B A, and for tensors that the adapter holds whole. For LoRA they are
     the same: the difference is not computed by subtraction, which would leave rounding of W in it.
+
+    Attributes:
+        unchanged: why a tensor is not analysed, by name; all others can be read.
+        low_rank: the edits whose s B A is all of the difference, by the tensor's name.
     """
 
     merged: Merged
@@ -166,7 +174,7 @@ class AdapterUpdate:
             return edit.apply(np.zeros(((rows if stop is None else stop) - start, *rest)), start)
         return self._difference(
             name,
-            self.merged.base.read(name, start, stop),
+            self.merged.of_base(name, start, stop),
             lambda: self.merged.unedited(name, start, stop),
             lambda tensor: self.merged.edited(name, tensor, start),
         )
@@ -183,10 +191,9 @@ class AdapterUpdate:
         edit = self.low_rank.get(name)
         if isinstance(edit, MatrixEdit | ExpertEdit):
             return edit.apply_block(np.zeros((rows[1] - rows[0], columns[1] - columns[0])), rows, columns)
-        assert isinstance(self.merged.base, BlockSource)  # noqa: S101 - has_blocks has been asked
         return self._difference(
             name,
-            self.merged.base.read_block(name, rows, columns),
+            self.merged.block_of_base(name, rows, columns),
             lambda: self.merged.unedited_block(name, rows, columns),
             lambda block: self.merged.edited_block(name, block, rows, columns),
         )
@@ -215,7 +222,7 @@ class AdapterUpdate:
 
 @dataclass(frozen=True, eq=False)
 class WeightDifference:
-    """A model minus its base. ``old_names``: each tensor's name in the base."""
+    """A model minus its base. ``old_names``: each tensor's name in the base; ``unchanged``: as in ``AdapterUpdate``."""
 
     model: TensorSource
     base: TensorSource
@@ -232,11 +239,6 @@ class WeightDifference:
         """The model's own, with those that the base has not."""
         return self.model.tensors
 
-    @property
-    def low_rank(self) -> Mapping[str, Edit]:
-        """None: a whole model's update can be anything."""
-        return {}
-
     def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
         """The difference in float64: exact for two half-precision numbers, else rounded once."""
         return _minus(self.model.read(name, start, stop), self.base.read(self.old_names[name], start, stop))
@@ -252,29 +254,8 @@ class WeightDifference:
         return _minus(self.model.read_block(name, rows, columns), old)
 
 
-@dataclass(frozen=True, eq=False)
-class _InFloat64:
-    """A source whose tensors come in float64, so that a sum with them is."""
-
-    source: TensorSource
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.source.config
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self.source.tensors
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
-        return self.source.read(name, start, stop).astype(np.float64, copy=False)
-
-    def has_blocks(self, name: str) -> bool:
-        return _has_blocks(self.source, name)
-
-    def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
-        assert isinstance(self.source, BlockSource)  # noqa: S101 - has_blocks has been asked
-        return self.source.read_block(name, rows, columns).astype(np.float64, copy=False)
+# A source whose tensors are differences.
+Update = AdapterUpdate | WeightDifference
 
 
 def _minus(new: FloatArray, old: FloatArray) -> FloatArray:
@@ -288,12 +269,9 @@ def _has_blocks(source: TensorSource, name: str) -> bool:
 
 def adapter_update(merged: Merged, *, ba: bool) -> AdapterUpdate:
     """The update of an adapter that was merged by ``adapter.merge``: its BA alone, or merged minus base."""
-    wide = replace(merged, base=_InFloat64(merged.base), _squares={})
-    unchanged = {}
-    for name, info in merged.tensors.items():
-        reason = _why_no_ba(merged, name) if ba else _why_no_delta(merged, name, info)
-        if reason is not None:
-            unchanged[name] = reason
+    wide = replace(merged, wide=True, _squares={})
+    why = _why_no_ba if ba else _why_no_delta
+    unchanged = {name: reason for name in merged.tensors if (reason := why(merged, name)) is not None}
     low_rank = {name: edit for name in merged.edits if (edit := _low_rank(merged, name, ba)) is not None}
     return AdapterUpdate(wide, merged.config, merged.tensors, unchanged, low_rank)
 
@@ -317,9 +295,9 @@ def _why_no_ba(merged: Merged, name: str) -> str | None:
     return SAVED_WHOLE if name in merged.replaced else NOT_IN_ADAPTER
 
 
-def _why_no_delta(merged: Merged, name: str, info: TensorInfo) -> str | None:
+def _why_no_delta(merged: Merged, name: str) -> str | None:
     if name in merged.replaced:
-        return _why_no_pair(info, merged.base.tensors.get(name))
+        return _why_no_pair(merged.tensors[name], merged.base.tensors.get(name))
     return None if name in merged.edits else NOT_IN_ADAPTER
 
 
@@ -366,14 +344,13 @@ def _doubtful(old_names: Mapping[str, str]) -> list[str]:
 
 def update_matrices(update: Update, *, embeddings: bool = False) -> Iterator[WeightMatrix]:
     """The matrices of an update, under the names that they have in the model; what was not changed with its reason."""
+    low_rank = update.low_rank if isinstance(update, AdapterUpdate) else {}
     for matrix in matrices(update, embeddings=embeddings):
         reason = update.unchanged.get(matrix.tensor)
-        if matrix.skip is None and reason is not None:
-            yield replace(matrix, skip=reason)
-        elif matrix.skip is None:
-            yield replace(matrix, factors=_factors(matrix, update.low_rank.get(matrix.tensor)))
-        else:
-            yield matrix
+        if matrix.skip is None:
+            factors = _factors(matrix, low_rank.get(matrix.tensor)) if reason is None else None
+            matrix = replace(matrix, skip=reason, factors=factors)
+        yield matrix
 
 
 def _factors(matrix: WeightMatrix, edit: Edit | None) -> Callable[[], list[Product]] | None:

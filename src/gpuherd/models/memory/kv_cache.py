@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpuherd.errors import UsageError
-from gpuherd.models.describe.description import Architecture, LayerCache
+from gpuherd.models.describe.description import LayerCache
 from gpuherd.models.memory.weights import Precision
 
 MIB = 1 << 20
@@ -56,7 +56,7 @@ class Reserve:
         return self.fixed + int(self.share * total)
 
     def with_fixed(self, size: int) -> Reserve:
-        """With so many bytes more on each GPU, for another model that lies beside the planned one."""
+        """With so many bytes more on each GPU, for another model next to the planned one."""
         return replace(self, fixed=self.fixed + size)
 
 
@@ -86,22 +86,8 @@ class CacheSizes:
         """The greater of the two. While the first answer token is computed it can be one token a full layer more."""
         return max(self.after_prompt, self.at_end)
 
-    def __add__(self, other: CacheSizes) -> CacheSizes:
-        return CacheSizes(self.after_prompt + other.after_prompt, self.at_end + other.at_end)
-
     def __mul__(self, times: int) -> CacheSizes:
         return CacheSizes(self.after_prompt * times, self.at_end * times)
-
-
-def cache_bytes(
-    architecture: Architecture, first: int, after_last: int, workload: Workload, precision: Precision
-) -> CacheSizes:
-    """What the layers of ``blocks[first:after_last]`` keep of all sequences of the batch."""
-    kept = CacheSizes()
-    for block in architecture.blocks[first:after_last]:
-        if block.cache is not None:
-            kept += sequence_bytes(block.cache, workload, precision, decoder_only=not architecture.is_encoder_decoder)
-    return kept * workload.batch
 
 
 def sequence_bytes(cache: LayerCache, workload: Workload, precision: Precision, *, decoder_only: bool) -> CacheSizes:

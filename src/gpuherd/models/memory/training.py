@@ -3,7 +3,7 @@ GPU holds at each moment of a step. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -62,14 +62,6 @@ class KeptByLayers:
     before: int
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """Bytes while answers to so many prompts are generated: keys and values at most, and what lies beside them."""
-
-    cache: int
-    workspace: int
-
-
 class TrainingTask:
     """A job on a model, an adapter included.
 
@@ -87,7 +79,7 @@ class TrainingTask:
         self._known: dict[int, CostTable] = {}
         self.model = model if job.lora is None else with_lora(model, job.lora)
         self.own = [(tensor, times) for tensor, times in self.model.tensors() if is_trained(tensor, job)]
-        if not any(block.kind == "head" for block in model.around()):
+        if not self.architecture.predicts:
             raise UsageError(
                 f"{self.architecture.model} has no head that predicts a next token, which {job.method} trains; name a"
                 " model of causal or of sequence-to-sequence language modelling"
@@ -113,16 +105,15 @@ class TrainingTask:
             before=kept_before(self.architecture, self.job),
         )
 
-    def generation(self, job: TrainingJob) -> Generation:
-        """What the answers take that are generated at once."""
+    def generation(self, job: TrainingJob) -> tuple[int, int]:
+        """Bytes of the answers that are generated at once: keys and values at most, and what there is next to them."""
         answers = job.batch * job.accumulation if job.sampled is None else job.sampled
         distinct, times = self._costs(job.prompt_tokens), [times for _, times in self.plain.blocks]
-        caches = [distinct.cache(number, number + 1, answers) for number in range(len(times))]
-        after_prompt = sum(each.after_prompt * many for each, many in zip(caches, times, strict=True))
-        at_end = sum(each.at_end * many for each, many in zip(caches, times, strict=True))
+        caches = [distinct.cache(number, number + 1, answers) * many for number, many in enumerate(times)]
+        after_prompt, at_end = sum(each.after_prompt for each in caches), sum(each.at_end for each in caches)
         prompt, token = distinct.workspace(0, len(times), answers)
         cache = max(after_prompt, at_end)
-        return Generation(cache, max(after_prompt + prompt, at_end + token) - cache)
+        return cache, max(after_prompt + prompt, at_end + token) - cache
 
     def weighing(self, job: TrainingJob) -> int:
         """What the layers need for a moment while whole answers are read at once, and no gradients are wanted."""
@@ -215,18 +206,20 @@ class Step:
         self.models += 2 * reward.parameters if reward is not None else 0
 
     def _copies(self) -> None:
-        """Parameters in the numbers of products: of all layers, of the largest, of what stands around them."""
-        layers = [(_copy_bytes(block, self.job, self.shards), times) for block, times in self.model.layers()]
-        self.copies_of_layers = sum(size * times for size, times in layers)
-        self.copy_of_layer = max((size for size, _ in layers), default=0)
-        self.copies_around = sum(_copy_bytes(block, self.job, self.shards) for block in self.model.around())
+        """Parameters in the numbers of products."""
+        job = self.job
+        in_products = self._sizes_of(lambda block: _copy_bytes(block, job, self.shards))
+        self.copies_of_layers, self.copy_of_layer, self.copies_around = in_products
         # Of frozen weights autocast keeps no copy; the backward pass keeps those that gradients go back through.
-        frozen = [(_frozen_copies(block, self.job), times) for block, times in self.model.blocks]
-        self.largest_cast = max((max(sizes, default=0) for sizes, _ in frozen), default=0)
-        frozen_layers = [(sum(_frozen_copies(block, self.job)), times) for block, times in self.model.layers()]
-        self.frozen_of_layers = sum(size * times for size, times in frozen_layers)
-        self.frozen_of_layer = max((size for size, _ in frozen_layers), default=0)
-        self.frozen_around = sum(sum(_frozen_copies(block, self.job)) for block in self.model.around())
+        self.largest_cast = max(size for block, _ in self.model.blocks for size in (0, *_frozen_copies(block, job)))
+        frozen = self._sizes_of(lambda block: sum(_frozen_copies(block, job)))
+        self.frozen_of_layers, self.frozen_of_layer, self.frozen_around = frozen
+
+    def _sizes_of(self, size: Callable[[Block], int]) -> tuple[int, int, int]:
+        """A size of all layers together, of the largest layer, and of what stands around them."""
+        layers = [(size(block), times) for block, times in self.model.layers()]
+        largest = max((each for each, _ in layers), default=0)
+        return sum(each * times for each, times in layers), largest, sum(map(size, self.model.around()))
 
     def _gradients(self) -> None:
         """Gradients that the backward pass makes first and last, and FSDP's whole ones."""
@@ -240,9 +233,8 @@ class Step:
         self.tied_gradient, self.tied_unit = self._part(tables), _undivided_gradients(tables, self.job)
         self.gradients_before = self._part([tensor for tensor in early if tensor.name not in tied])
         self.gradients_of_layer = self._part(self.model.first_layer().tensors)
-        units = [_undivided_gradients(block.tensors, self.job) for block, _ in self.model.layers()]
-        self.widest_unit = max(units, default=0)
-        self.unit_around = sum(_undivided_gradients(block.tensors, self.job) for block in around)
+        units = self._sizes_of(lambda block: _undivided_gradients(block.tensors, self.job))
+        _, self.widest_unit, self.unit_around = units
 
     def _part(self, tensors: Iterable[Tensor]) -> int:
         """Bytes of the gradients of these tensors on one GPU."""
@@ -265,19 +257,16 @@ class Step:
         return (*self._generating(job), *self._weighing(job), *self._learning(job), self._stepping())
 
     def _always(self, name: str, *, gradients: bool) -> StepMemory:
-        """What lies there at any moment. A value model of the same size doubles what is trained."""
+        """What is in memory at any moment. A value model of the same size doubles what is trained."""
         states, times = self.states, 1 + self.value_model
-        held = states.gradients if gradients else 0
-        exchange = self.exchange * times
-        if self.replicated and self.job.bucket_view:
-            held = 0
+        apart = gradients and not (self.replicated and self.job.bucket_view)
         return StepMemory(
             name,
             parameters=states.parameters * times,
             quantisation=states.quantisation * times,
-            gradients=held * times,
+            gradients=states.gradients * times if apart else 0,
             optimiser=states.optimiser * times,
-            exchange=exchange,
+            exchange=self.exchange * times,
             models=self.models,
         )
 
@@ -285,9 +274,9 @@ class Step:
         """Gradients have been given up."""
         if not job.method.generates:
             return []
-        made = self.task.generation(job)
+        cache, workspace = self.task.generation(job)
         always = self._always("generating", gradients=False)
-        return [replace(always, cache=made.cache, workspace=made.workspace, copies=self._copies_without_gradients(job))]
+        return [replace(always, cache=cache, workspace=workspace, copies=self._copies_without_gradients(job))]
 
     def _weighing(self, job: TrainingJob) -> list[StepMemory]:
         """Log-probabilities of answers before anything is learnt from them, under the model or its reference: logits of
@@ -315,7 +304,7 @@ class Step:
             return self.copies_of_layers + self.copies_around + self.largest_cast
         if self.shards == 1:
             return 0
-        return self.copies_around + (self.copies_of_layers if job.gathers else self._gathered(2))
+        return self.copies_around + (self.copies_of_layers if job.gathers else 2 * self.copy_of_layer)
 
     def _learning(self, job: TrainingJob) -> list[StepMemory]:
         """The forward pass up to the loss, and the backward pass at the last layer and at the first."""
@@ -331,7 +320,7 @@ class Step:
         all_copies = (self.copies_of_layers if not job.checkpointing or casts(job) else 0) + self.copies_around
         all_copies += self.frozen_around + (0 if job.checkpointing else self.frozen_of_layers)
         if self.shards > 1:
-            all_copies = self.copies_around + (self.copies_of_layers if not job.reshard else self._gathered(1))
+            all_copies = self.copies_around + (self.copies_of_layers if not job.reshard else self.copy_of_layer)
         forward, backward, chunk = self._logits(job)
         loss = [
             replace(before, activations=activations, logits=forward + chunk, copies=all_copies),
@@ -339,7 +328,9 @@ class Step:
         ]
         if job.asks_reference_last and (job.loss == "whole" or job.chunk is not None):
             asked = replace(before, name="reference", activations=activations, copies=self._copies_of_reference(job))
-            waits = self._kept_scores(job) if job.loss == "whole" else self._kept_chunk(job)
+            # Log-probabilities of every word, which the backward pass needs.
+            scores = _FLOAT32 * self.task.architecture.vocab_size * job.scored_tokens
+            waits = scores if job.loss == "whole" else self._kept_chunk(job)
             loss.append(replace(asked, logits=waits + forward))
         top = replace(
             self._always("backward, last layer", gradients=waiting),
@@ -402,7 +393,7 @@ class Step:
     def _copies_in_layers(self, job: TrainingJob, *, first: bool) -> int:
         """Copies while the last layer's backward pass begins, or the first one's."""
         if self.shards > 1:
-            return self.copies_around + self._gathered(2) if first else self._alive_copies(job)
+            return self.copies_around + 2 * self.copy_of_layer if first else self._alive_copies(job)
         if job.checkpointing or first:
             return self.copy_of_layer + self.frozen_of_layer
         return self.copies_of_layers + self.frozen_of_layers
@@ -410,7 +401,7 @@ class Step:
     def _alive_copies(self, job: TrainingJob) -> int:
         """Copies that the backward pass has when it begins."""
         if self.shards > 1:
-            return self.copies_around + (self._gathered(2) if job.reshard else self.copies_of_layers)
+            return self.copies_around + (2 * self.copy_of_layer if job.reshard else self.copies_of_layers)
         return (
             self.copies_around
             + self.frozen_around
@@ -424,19 +415,12 @@ class Step:
         if not job.keeps_reference:
             return self._alive_copies(job)
         if self.shards > 1:
-            return self._alive_copies(job) + self.copies_around + self._gathered(2)
+            return self._alive_copies(job) + self.copies_around + 2 * self.copy_of_layer
         if not casts(job) or job.reference_precision is not Precision.FP32:
             return self._alive_copies(job)
         scores = product_bytes(job) * self.task.architecture.vocab_size * job.scored_tokens
         later = max(0, self._logits(job)[0] - scores)
         return self._alive_copies(job) + max(0, product_bytes(job) * self.largest_matrix - later)
-
-    def _kept_scores(self, job: TrainingJob) -> int:
-        """Log-probabilities of every word, which the backward pass needs."""
-        return _FLOAT32 * self.task.architecture.vocab_size * job.scored_tokens
-
-    def _gathered(self, units: int) -> int:
-        return units * self.copy_of_layer
 
     def _logits(self, job: TrainingJob) -> tuple[int, int, int]:
         """At the end of the forward pass, in the loss's backward pass, and what a chunked loss needs instead."""
@@ -452,7 +436,7 @@ class Step:
 
     def _by_positions(self, job: TrainingJob) -> tuple[int, int, int]:
         """``_logits`` of a loss by chunks of positions: a chunk's logits and their shares; the hidden states that are
-        read, and in the backward pass their gradient; the head's gradient, added up in float32 beside each chunk's."""
+        read, and in the backward pass their gradient; the head's gradient, added up in float32 next to each chunk's."""
         hidden, number = self.task.architecture.hidden_size, product_bytes(job)
         read = job.scored_tokens * hidden * stream_bytes(job)
         head = self.task.architecture.vocab_size * hidden

@@ -1,7 +1,7 @@
 """Bytes that the forward pass keeps for the backward pass, layer by layer. Pure.
 
-They are measured in transformers' own code (``gpuherd.models.describe.training``), for all parameters trained and for
-frozen ones; what is added here is what an adapter keeps beside frozen modules, and every score where attention is to be
+They are measured in transformers' own code (``describe.training_peaks``), for all parameters trained and for frozen
+ones; what is added here is what an adapter keeps beside frozen modules, and every score where attention is to be
 ``eager``.
 
 Where nothing could be measured (headers alone, no torch) the shapes of the tensors answer. For each token, with c bytes
@@ -35,10 +35,10 @@ from gpuherd.models.describe.description import (
     bytes_at,
     passing_bytes,
 )
+from gpuherd.models.memory.peak import widths_of
 from gpuherd.models.memory.training_job import TrainingJob, TrainingPrecision
 from gpuherd.models.memory.training_states import features, is_lora, is_target
 from gpuherd.models.memory.weights import Precision
-from gpuherd.models.memory.widths import widths_of
 
 _FLOAT32 = 4
 _NORM = re.compile(r"(?:norm\w*|ln|ln_\w+|layer_norm)\.weight$", re.IGNORECASE)
@@ -56,7 +56,7 @@ class Kept:
     Attributes:
         whole: everything; ``entry``: its input alone, which is what checkpointing keeps.
         tokens: of the sequence, filled up to whole chunks where the layer computes in chunks.
-        moments: what its backward pass needs for a moment beside that (``TrainingPeaks.passing``).
+        moments: what its backward pass needs for a moment on top of that (``TrainingPeaks.passing``).
     """
 
     whole: int
@@ -65,7 +65,7 @@ class Kept:
     moments: tuple[Polynomial, ...] = ()
 
     def passing(self, sequences: int, *, gradients: bool) -> int:
-        """The most that its backward pass needs for a moment, without ``gradients`` beside those of parameters."""
+        """The most that its backward pass needs for a moment, without ``gradients`` on top of those of parameters."""
         needs = (passing_bytes(each, sequences, self.tokens, gradients=gradients) for each in self.moments)
         return max(0, *needs) if self.moments else 0
 
@@ -98,7 +98,7 @@ def kept_by(block: Block, architecture: Architecture, job: TrainingJob) -> Kept:
     """What a layer keeps of each sequence."""
     if architecture.trainings_measured:
         return _measured(block, architecture, job)
-    layer, tokens = _Layer(block, architecture, job), job.tokens
+    layer, tokens = _LayerShapes(block, architecture, job), job.tokens
     entry = architecture.hidden_size * stream_bytes(job)
     return Kept(_UNMEASURED * layer.kept() * tokens, entry * tokens, tokens, ((0, layer.passing(), 0),))
 
@@ -137,7 +137,7 @@ def _measured(block: Block, architecture: Architecture, job: TrainingJob) -> Kep
 
 
 def _of_adapters(block: Block, peaks: Peaks, job: TrainingJob) -> int:
-    """What PEFT's adapters in a block, and bitsandbytes' 8-bit products, keep of each token beside frozen modules: an
+    """What PEFT's adapters in a block, and bitsandbytes' 8-bit products, keep of each token next to frozen modules: an
     adapter its input, cast to its numbers, and what its first matrix makes of it."""
     if job.lora is None:
         return 0
@@ -166,7 +166,7 @@ def _kept_outside(block: Block, architecture: Architecture, job: TrainingJob) ->
     return 0
 
 
-class _Layer:
+class _LayerShapes:
     """One layer's linear modules, sorted by what they read."""
 
     def __init__(self, block: Block, architecture: Architecture, job: TrainingJob) -> None:

@@ -11,6 +11,7 @@ from gpuherd.models.memory.weights import Precision
 
 ALL_LINEAR = "all-linear"
 _ATTENTIONS, _LOSSES, _VALUES = ("sdpa", "eager"), ("whole", "chunked"), ("head", "model")
+_COUNTED = ("batch", "prompt_tokens", "new_tokens", "accumulation", "samples", "sampled", "weighed", "chunk")
 _WHOLE = (Precision.INT8, Precision.AS_STORED)  # codes that FSDP can't divide
 _MOST = 10**12  # of anything that is counted: more is a slip of the hand
 
@@ -105,10 +106,10 @@ class TrainingJob:
         gathers: with ``fsdp``, each GPU holds the whole model while it generates and asks, and the whole reference
             always; False: they stay divided.
         value: with ``ppo``, whether values come from a ``head`` on the model or from a ``model`` of the same size,
-            trained beside it.
+            trained next to it.
         reshard: with ``fsdp``, whether a layer's parameters are given up between forward and backward (full shard) or
             kept (grad-op).
-        bucket_view: with ``ddp``, ``gradient_as_bucket_view``: gradients lie in DDP's buckets instead of beside them.
+        bucket_view: with ``ddp``, ``gradient_as_bucket_view``: gradients lie in DDP's buckets instead of next to them.
     """
 
     method: Method = Method.SFT
@@ -137,16 +138,8 @@ class TrainingJob:
     bucket_view: bool = False
 
     def __post_init__(self) -> None:
-        _at_least_one(
-            batch=self.batch,
-            prompt_tokens=self.prompt_tokens,
-            new_tokens=self.new_tokens,
-            accumulation=self.accumulation,
-            samples=self.samples,
-            sampled=1 if self.sampled is None else self.sampled,
-            weighed=self.weighed or 1,
-            chunk=1 if self.chunk is None else self.chunk,
-        )
+        given = {name: getattr(self, name) for name in _COUNTED} | {"weighed": self.weighed or 1}
+        _at_least_one(**{name: 1 if number is None else number for name, number in given.items()})
         for name, words in (("attention", _ATTENTIONS), ("loss", _LOSSES), ("value", _VALUES)):
             if getattr(self, name) not in words:
                 raise UsageError(f"{name}={getattr(self, name)!r}: it is one of {', '.join(words)}")
@@ -241,11 +234,11 @@ class StepMemory:
         parameters, quantisation, gradients, optimiser: of the model that is trained.
         copies: the parameters again, in the numbers of products: autocast's, or those that FSDP gathered.
         exchange: buffers in which GPUs exchange gradients.
-        models: reference, reward and value models that lie beside it.
+        models: reference, reward and value models next to it.
         activations: what the forward pass has kept.
         logits: of all positions, and what the loss makes of them.
         cache: keys and values of answers that are being generated.
-        workspace: what an operation needs beside that.
+        workspace: what an operation needs on top of that.
     """
 
     name: str

@@ -10,7 +10,7 @@ from math import prod
 
 from gpuherd.errors import UsageError
 from gpuherd.models.describe.description import Architecture, Block, Role, Tensor
-from gpuherd.models.memory.training_job import ALL_LINEAR, LoraShape, Optimiser, TrainingJob
+from gpuherd.models.memory.training_job import ALL_LINEAR, LoraShape, Optimiser, StepMemory, TrainingJob
 from gpuherd.models.memory.weights import number_bytes, weight_bytes
 from gpuherd.options import did_you_mean
 
@@ -60,19 +60,7 @@ def training_model(architecture: Architecture) -> TrainingModel:
     for number, block in enumerate(architecture.blocks):
         key: object = number
         if block.kind == "layer" and all(tensor.tied_to is None for tensor in block.tensors):
-            skip = len(block.name)
-            inside = tuple(
-                (
-                    tensor.name[skip:],
-                    tensor.shape,
-                    tensor.role,
-                    tensor.keeps_fp32,
-                    tensor.fp32_in_fp16,
-                    tensor.transposed,
-                )
-                for tensor in block.tensors
-            )
-            key = (inside, block.cache, block.peaks, tuple(tensor.stored_bytes for tensor in block.tensors))
+            key = block.form
         first, times = found.get(key, (block, 0))
         found[key] = (first, times + 1)
     return TrainingModel(architecture, tuple(found.values()))
@@ -94,29 +82,6 @@ _FLOAT32 = 4
 _SMALL = 4096  # numbers: below that 8-bit AdamW keeps float32
 _SCALED = 256  # numbers that share a scale
 _TABLES = 2 * 256 * _FLOAT32
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """Bytes from step to step."""
-
-    parameters: int = 0
-    quantisation: int = 0
-    gradients: int = 0
-    optimiser: int = 0
-
-    def __add__(self, other: States) -> States:
-        return States(
-            self.parameters + other.parameters,
-            self.quantisation + other.quantisation,
-            self.gradients + other.gradients,
-            self.optimiser + other.optimiser,
-        )
-
-    def __mul__(self, times: int) -> States:
-        return States(
-            self.parameters * times, self.quantisation * times, self.gradients * times, self.optimiser * times
-        )
 
 
 def with_lora(model: TrainingModel, lora: LoraShape) -> TrainingModel:
@@ -163,15 +128,15 @@ def features(tensor: Tensor) -> tuple[int, int]:
     return (first, last) if tensor.transposed else (last, first)
 
 
-def states_of(model: TrainingModel, job: TrainingJob, shards: int = 1) -> States:
+def states_of(model: TrainingModel, job: TrainingJob, shards: int = 1) -> StepMemory:
     """What one GPU holds of the model that is trained, adapters included; ``shards`` GPUs divide it.
 
-    Tied tensors count once.
+    Tied tensors count once. Of the result's parts parameters, quantisation, gradients and optimiser are set.
     """
-    total = States(optimiser=_TABLES if job.optimiser is Optimiser.ADAMW_8BIT else 0)
-    for tensor, times in model.tensors():
-        total += _tensor_states(tensor, job, shards) * times
-    return total
+    found = [(_tensor_states(tensor, job, shards), times) for tensor, times in model.tensors()]
+    weights, scales, gradients, optimiser = (sum(states[n] * times for states, times in found) for n in range(4))
+    tables = _TABLES if job.optimiser is Optimiser.ADAMW_8BIT else 0
+    return StepMemory("states", weights, scales, gradients, optimiser + tables)
 
 
 def trained_number_bytes(tensor: Tensor, job: TrainingJob) -> int:
@@ -204,12 +169,13 @@ def part_of(shape: tuple[int, ...], shards: int) -> tuple[int, ...]:
     return (-(-shape[0] // shards), *shape[1:]) if shape and shards > 1 else shape
 
 
-def _tensor_states(tensor: Tensor, job: TrainingJob, shards: int) -> States:
+def _tensor_states(tensor: Tensor, job: TrainingJob, shards: int) -> tuple[int, int, int, int]:
+    """Bytes of a tensor, its quantisation, its gradient and its optimiser's states."""
     weights, quantisation = _stored(tensor, job, shards)
     if not is_trained(tensor, job):
-        return States(weights, quantisation)
+        return weights, quantisation, 0, 0
     shape, number = part_of(tensor.shape, shards), trained_number_bytes(tensor, job)
-    return States(weights, quantisation, prod(shape) * number, optimiser_bytes(tensor, shape, number, job.optimiser))
+    return weights, quantisation, prod(shape) * number, optimiser_bytes(tensor, shape, number, job.optimiser)
 
 
 def _stored(tensor: Tensor, job: TrainingJob, shards: int) -> tuple[int, int]:

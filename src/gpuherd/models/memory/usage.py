@@ -10,9 +10,8 @@ from typing import Protocol
 
 from gpuherd.models.describe.description import Architecture, Block, Tensor
 from gpuherd.models.memory.kv_cache import CacheSizes, Reserve, Workload, sequence_bytes
-from gpuherd.models.memory.peak import Stages, stages_of
+from gpuherd.models.memory.peak import Stages, divides_heads, stages_of
 from gpuherd.models.memory.weights import Precision, weight_bytes
-from gpuherd.models.memory.widths import divides_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +46,6 @@ class HasMemory(Protocol):
         """All of its memory, in bytes."""
 
 
-def usage_of(
-    architecture: Architecture,
-    first: int,
-    after_last: int,
-    precision: Precision,
-    workload: Workload,
-    reserve: Reserve,
-    card: HasMemory,
-    *,
-    ways: int = 1,
-) -> Usage:
-    """What ``blocks[first:after_last]`` take on ``card``; with ``ways`` above 1 the part of one of so many GPUs."""
-    return CostTable(architecture, precision, workload, reserve, ways=ways).usage(first, after_last, card)
-
-
 @dataclass(frozen=True, slots=True)
 class _Shared:
     """A storage of several tensors: which blocks have one of them, their names, and its bytes."""
@@ -74,20 +58,11 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What one block takes: its own weights, the cache of one sequence, and its steps."""
+    """What one block takes: ``held`` are bytes of its own weights and their quantisation, and of the cache of one
+    sequence after the prompt and at the end."""
 
-    weights: int
-    quantisation: int
-    cache: CacheSizes
+    held: tuple[int, int, int, int]
     stages: Stages
-
-
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """A need of one or more blocks, and how many of the blocks before each position have it."""
-
-    stages: Stages
-    before: tuple[int, ...]
 
 
 class CostTable:
@@ -111,16 +86,14 @@ class CostTable:
         self._shared = _shared_storages(architecture.blocks, precision, ways)
         tied = {name for shared in self._shared for name in shared.names}
         costs = _costs(architecture, tied, workload, precision, ways)
-        self._weights = _prefix([cost.weights for cost in costs])
-        self._quantisation = _prefix([cost.quantisation for cost in costs])
-        self._after_prompt = _prefix([cost.cache.after_prompt for cost in costs])
-        self._at_end = _prefix([cost.cache.at_end for cost in costs])
-        self._needs = _needs([cost.stages for cost in costs])
+        # Prefix sums of what is held, and for each distinct need how many of the blocks before each position have it.
+        self._own, self._kept = ([_prefix([cost.held[n] for cost in costs]) for n in pair] for pair in ((0, 1), (2, 3)))
+        stages = [cost.stages for cost in costs]
+        self._needs = [(one, _prefix([int(each == one) for each in stages])) for one in dict.fromkeys(stages)]
 
     def weights(self, first: int, after_last: int) -> tuple[int, int]:
         """Bytes of the weights of ``blocks[first:after_last]`` and of their quantisation."""
-        weights = self._weights[after_last] - self._weights[first]
-        state = self._quantisation[after_last] - self._quantisation[first]
+        weights, state = (sums[after_last] - sums[first] for sums in self._own)
         for shared in self._shared:
             at = bisect_left(shared.blocks, first)
             if at < len(shared.blocks) and shared.blocks[at] < after_last:
@@ -130,14 +103,12 @@ class CostTable:
 
     def cache(self, first: int, after_last: int, batch: int | None = None) -> CacheSizes:
         """Bytes that ``blocks[first:after_last]`` keep of all sequences."""
-        after_prompt = self._after_prompt[after_last] - self._after_prompt[first]
-        at_end = self._at_end[after_last] - self._at_end[first]
-        return CacheSizes(after_prompt, at_end) * self._batch(batch)
+        return CacheSizes(*(sums[after_last] - sums[first] for sums in self._kept)) * self._batch(batch)
 
     def workspace(self, first: int, after_last: int, batch: int | None = None) -> tuple[int, int]:
-        """Bytes beside weights and cache: at most while the prompt is read, and for each further token."""
+        """Bytes on top of weights and cache: at most while the prompt is read, and for each further token."""
         many = self._batch(batch)
-        here = [need.stages for need in self._needs if need.before[after_last] > need.before[first]]
+        here = [stages for stages, before in self._needs if before[after_last] > before[first]]
         return (
             max((line.at(many) for stages in here for line in stages.prompt), default=0),
             max((line.at(many) for stages in here for line in stages.token), default=0),
@@ -172,23 +143,12 @@ def _costs(
     known: dict[object, _Cost] = {}
     found: list[_Cost] = []
     for block in architecture.blocks:
-        key = (
-            block.kind,
-            block.cache,
-            block.peaks,
-            tuple(_signature(each, len(block.name), tied) for each in block.tensors),
-        )
+        key = block.form, tuple(tensor.name in tied for tensor in block.tensors)
         cost = known.get(key)
         if cost is None:
             cost = known[key] = _cost(block, architecture, tied, workload, precision, ways)
         found.append(cost)
     return found
-
-
-def _signature(tensor: Tensor, start: int, tied: set[str]) -> tuple[object, ...]:
-    """All of a tensor that a cost depends on, its name from the block's on."""
-    form = (tensor.shape, tensor.role, tensor.transposed, tensor.stored_bytes, tensor.split)
-    return (tensor.name[start:], form, tensor.keeps_fp32, tensor.fp32_in_fp16, tensor.name in tied)
 
 
 def _cost(
@@ -199,12 +159,9 @@ def _cost(
     if block.cache is not None:
         kept = sequence_bytes(block.cache, workload, precision, decoder_only=not architecture.is_encoder_decoder)
         kept = _part_of_cache(block, kept, ways)
-    return _Cost(
-        weights=sum(weights for weights, _ in pairs),
-        quantisation=sum(state for _, state in pairs),
-        cache=kept,
-        stages=stages_of(block, architecture, workload, precision, ways=ways),
-    )
+    weights, state = (sum(pair[n] for pair in pairs) for n in (0, 1))
+    stages = stages_of(block, architecture, workload, precision, ways=ways)
+    return _Cost((weights, state, kept.after_prompt, kept.at_end), stages)
 
 
 def _part_bytes(tensor: Tensor, precision: Precision, ways: int) -> tuple[int, int]:
@@ -237,12 +194,6 @@ def _shared_storages(blocks: Sequence[Block], precision: Precision, ways: int) -
             *_part_bytes(owners[name][1], precision, ways),
         )
         for name, others in places.items()
-    )
-
-
-def _needs(stages: Sequence[Stages]) -> tuple[_Need, ...]:
-    return tuple(
-        _Need(distinct, _prefix([int(each == distinct) for each in stages])) for distinct in dict.fromkeys(stages)
     )
 
 

@@ -7,9 +7,9 @@ a checkpoint that is quantised already (GPTQ, AWQ, FP8, MXFP4, bitsandbytes), lo
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 
 from gpuherd.models.describe.description import Role, Tensor
+from gpuherd.models.names import is_there
 
 
 class Precision(StrEnum):
@@ -59,16 +59,9 @@ def split_precision(text: str) -> tuple[str, Precision | None]:
     A file or folder that really has this name is the model, and its name asks for nothing.
     """
     for suffix, precision in SUFFIXES.items():
-        if text.lower().endswith(suffix) and len(text) > len(suffix) and not _is_there(text):
+        if text.lower().endswith(suffix) and len(text) > len(suffix) and not is_there(text):
             return text[: -len(suffix)], precision
     return text, None
-
-
-def _is_there(text: str) -> bool:
-    try:
-        return Path(text).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):
-        return False
 
 
 # Bytes of weights in memory, and of what a quantisation keeps beside them. Pure; to the byte.

@@ -12,41 +12,12 @@ from gpuherd.models.describe.description import Architecture
 from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.models.memory.usage import Usage
 from gpuherd.models.memory.weights import Precision, quantises
+from gpuherd.models.place import page
 from gpuherd.models.place.gpus import MOST_COMMON_GPUS, GpuSpec, gpus_with_memory
-from gpuherd.models.place.page import (
-    KEPT,
-    MOST_BARS,
-    ON_GIVEN_GPUS,
-    BarPart,
-    Fact,
-    Line,
-    RenderContext,
-    StyledText,
-    Window,
-    bar,
-    bar_parts,
-    common_gpus_page,
-    example,
-    figures_table,
-    gpu_to_dict,
-    gpus_cell,
-    gpus_used,
-    model_fact,
-    model_to_dict,
-    next_steps,
-    notes,
-    refusal_to_dict,
-    render_outcome,
-    reserve_to_dict,
-    resources_to_dict,
-    sizes_to_dict,
-    table,
-    unit_for,
-    wrapped,
-)
+from gpuherd.models.place.page import KEPT, BarPart, Fact, Line, RenderContext, Window, sizes_to_dict, wrapped
 from gpuherd.models.place.placement import saves_little
 from gpuherd.models.place.planner import CommonGpuPlans
-from gpuherd.models.place.request import PlanRequest
+from gpuherd.models.place.request import PlanRequest, command_words
 from gpuherd.models.place.result import AnswerRefusal, GpuLoad, MemoryPlan, format_blocks, weights_bytes
 from gpuherd.models.place.split import MOST_SEQUENCES
 from gpuherd.units import gib
@@ -66,29 +37,37 @@ _PARTS = (
 def render_plan(result: MemoryPlan | AnswerRefusal, context: RenderContext, window: Window) -> list[Line]:
     """The page of one plan or refusal."""
     plan = result if isinstance(result, MemoryPlan) else None
-    return render_outcome(
+    facts, steps = [page.model_fact(result.architecture), *_facts(result)], list[page.Step]()
+    if plan is not None:
+        facts += _placement_facts(plan)
+        map_wanted = plan.parallel != "tensor"
+        steps += page.next_steps(plan, context.request, replicas=plan.replicas, device_map=map_wanted)
+    return page.render_outcome(
         result,
         context,
         window,
         verdict="" if plan is None else _verdict(plan, len(context.gpus)),
-        bars=[bar([load.gpu], load, bar_parts(load.usage, _PARTS), _holds(result, load)) for load in result.loads],
+        bars=[
+            page.bar([load.gpu], load, page.bar_parts(load.usage, _PARTS), _holds(result, load))
+            for load in result.loads
+        ],
         bars_noun="GPUs",
         figures=_figures(result.loads, window),
-        facts=[model_fact(result.architecture), *_facts(result), *(() if plan is None else _placement_facts(plan))],
-        steps=() if plan is None else _steps(plan, context.request),
+        facts=facts,
+        steps=steps,
     )
 
 
 def _verdict(plan: MemoryPlan, given: int) -> str:
     """The answer in a sentence. ``given``: how many GPUs there are."""
     many = f"{plan.replicas} replica" + ("s, each with" if plan.replicas > 1 else ",")
-    where = gpus_used(plan, given)
+    where = page.gpus_used(plan, given)
     return f"{plan.architecture.model} in {plan.precision} fits on {where}: {many} {at_most(plan)} at once."
 
 
 def at_most(plan: MemoryPlan) -> str:
     """``at most 19 answers of 576 tokens``; of an encoder, which writes none, texts."""
-    writes = writes_answers(plan.architecture)
+    writes = plan.architecture.writes_answers
     noun = "answer" if writes else "text"
     tokens = plan.workload.tokens if writes else plan.workload.prompt_tokens
     if plan.largest_batch >= MOST_SEQUENCES:
@@ -96,19 +75,10 @@ def at_most(plan: MemoryPlan) -> str:
     return f"at most {plan.largest_batch:,} {noun}{'' if plan.largest_batch == 1 else 's'} of {tokens} tokens"
 
 
-def writes_answers(architecture: Architecture) -> bool:
-    """Whether it keeps anything of a sequence; an encoder alone does not, and writes no answers."""
-    return any(block.cache is not None for block in architecture.blocks)
-
-
 def _holds(result: MemoryPlan | AnswerRefusal, load: GpuLoad[Usage]) -> str:
     if load.after_last - load.first == len(result.architecture.blocks):
         return f"1/{result.gpus} of each layer" if result.gpus > 1 else "the whole model"
     return format_blocks(result.architecture, load.first, load.after_last)
-
-
-def _steps(plan: MemoryPlan, request: PlanRequest) -> list[tuple[str, list[str]]]:
-    return list(next_steps(plan, request, replicas=plan.replicas, device_map=plan.parallel != "tensor"))
 
 
 # ---- figures and facts -----------------------------------------------------------------------------------------------
@@ -131,23 +101,23 @@ def _figures(loads: Sequence[GpuLoad[Usage]], window: Window) -> list[Line]:
     """A line a GPU, and one for all together."""
     if not loads:
         return []
-    unit = unit_for(max(load.usage.total for load in loads))
+    unit = page.unit_for(max(load.usage.total for load in loads))
     figures = [(*astuple(load.usage), load.usage.total, load.left) for load in loads]
-    rows = [(printable(load.gpu.label), *sizes) for load, sizes in zip(loads, figures, strict=True)][:MOST_BARS]
+    rows = [(printable(load.gpu.label), *sizes) for load, sizes in zip(loads, figures, strict=True)][: page.MOST_BARS]
     if len(loads) > 1:
         rows.append(("all", *map(sum, zip(*figures, strict=True))))
     quantised = any(load.usage.quantisation for load in loads)
     kept = [number for number in range(len(_GPU_COLUMNS)) if quantised or number != _QUANTISED]
     cells = [[name, *map(unit.of, sizes)] for name, *sizes in rows]
     columns = [_GPU_COLUMNS[number] for number in kept]
-    return figures_table(columns, [[row[at] for at in kept] for row in cells], unit, window)
+    return page.headed_table(columns, [[row[at] for at in kept] for row in cells], window, unit)
 
 
 def _facts(result: MemoryPlan | AnswerRefusal) -> list[Fact]:
     architecture, precision, workload = result.architecture, result.precision, result.workload
     stored = "" if architecture.stored in (None, str(precision)) else f"; stored in {architecture.stored}"
     size = weights_bytes(architecture, precision)
-    writes = writes_answers(architecture)
+    writes = architecture.writes_answers
     noun = "answer" if writes else "text"
     many = f"1 {noun}" if workload.batch == 1 else f"{workload.batch:,} {noun}s at once"
     tokens = f"{workload.prompt_tokens:,}" + (f" + {workload.new_tokens:,}" if writes else "")
@@ -214,20 +184,21 @@ def render_common_gpus(
         [
             row.kind.name,
             gib(row.kind.memory),
-            *[gpus_cell(row.plans[each]) for each in precisions],
+            *[page.gpus_cell(row.plans[each]) for each in precisions],
             _most_cell(row.plans[first]),
         ]
         for row in rows
     ]
     # Of the quantised precisions one is enough: they leave the same as it is.
     little = [sentence for each in precisions if (sentence := saves_little(architecture, each))][:1]
-    lines = common_gpus_page(wrapped(verdict, window, "good"), columns, cells, architecture, little, window)
     more = any(plan is None for row in rows for plan in row.plans.values())
-    hint = (f"-: more than {MOST_COMMON_GPUS}. " if more else "") + ON_GIVEN_GPUS
+    hint = (f"-: more than {MOST_COMMON_GPUS}. " if more else "") + page.ON_GIVEN_GPUS
     # The fewest A100-40, or what else can hold it.
     fitting = [(row.kind.name, plan.gpus) for row in rows if (plan := row.plans[first]) is not None]
     name, count = next((each for each in fitting if each[0] == "A100-40"), fitting[-1] if fitting else ("B200", 32))
-    return [*lines, *example(hint, f"{count}x{name}", request, window)]
+    example = hint, command_words(request, ("--gpus", f"{count}x{name}"))
+    table = page.headed_table(columns, cells, window)
+    return page.common_gpus_page((verdict, "good"), table, architecture, window, example=example, remarks=little)
 
 
 def _most_cell(plan: MemoryPlan | None) -> str:
@@ -268,8 +239,7 @@ def render_models(
         window,
         "good" if fitting == len(rows) else "bad",
     )
-    head, body = table(_MODEL_COLUMNS, [_model_cells(row) for row in rows], window)
-    lines += [(), (StyledText(head, "head"),), *body]
+    lines += [(), *page.headed_table(_MODEL_COLUMNS, [_model_cells(row) for row in rows], window)]
     reasons = [
         row.result.reason if isinstance(row.result, AnswerRefusal) else row.problem
         for row in rows
@@ -287,7 +257,7 @@ def render_models(
             *row.result.warnings,
         )
     ]
-    return [*lines, *notes((*warnings, *remarks), window)]
+    return [*lines, *page.notes((*warnings, *remarks), window)]
 
 
 def _model_cells(row: PlannedModelRow) -> list[str]:
@@ -312,22 +282,22 @@ def _billions(count: int) -> str:
 def plan_to_dict(result: MemoryPlan | AnswerRefusal, request: PlanRequest) -> dict[str, Any]:
     """A plan, or a refusal."""
     content = {
-        "model": model_to_dict(result.architecture),
+        "model": page.model_to_dict(result.architecture),
         "fits": isinstance(result, MemoryPlan),
         "dtype": str(result.precision),
         **asdict(result.workload),
-        "reserve": reserve_to_dict(result.reserve),
+        "reserve": page.reserve_to_dict(result.reserve),
         "weights_bytes": weights_bytes(result.architecture, result.precision),
         "gpus": [_load_to_dict(result.architecture, load) for load in result.loads],
     }
     if isinstance(result, AnswerRefusal):
-        return content | refusal_to_dict(result, request, {"needed": result.needed})
+        return content | page.refusal_to_dict(result, request, {"needed": result.needed})
     return content | {
         "parallel": result.parallel,
         "replicas": result.replicas,
         "replica_gpus": [[gpu.label for gpu in gpus] for gpus in result.replica_gpus],
         "largest_batch": _batch_or_any(result),
-        **resources_to_dict(result),
+        **page.resources_to_dict(result),
         "device_map": None if result.parallel == "tensor" else result.device_map,
         "warnings": list(result.warnings),
     }
@@ -340,7 +310,7 @@ def _batch_or_any(plan: MemoryPlan | None) -> int | None:
 
 def _load_to_dict(architecture: Architecture, load: GpuLoad[Usage]) -> dict[str, Any]:
     return {
-        **gpu_to_dict(load.gpu),
+        **page.gpu_to_dict(load.gpu),
         **sizes_to_dict({**asdict(load.usage), "used": load.usage.total, "left": load.left}),
         "blocks": [block.name for block in architecture.blocks[load.first : load.after_last]],
     }

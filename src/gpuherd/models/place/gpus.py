@@ -144,44 +144,24 @@ KINDS: tuple[GpuKind, ...] = (
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|quadro|sxm\d?|pcie?|hbm\de?|generation|tensorcore|amd|instinct|oam|simulated", re.ASCII
 )
-# Other keys of the same kinds: with the memory that all of them have, without what their maker adds.
+# Other keys of the same kinds.
 _ALSO = {
     "6000ada": "rtx6000ada",
-    "a1024": "a10",
-    "a10g24": "a10g",
-    "a3024": "a30",
     "a4000": "rtxa4000",
-    "a4048": "a40",
     "a5000": "rtxa5000",
     "a6000": "rtxa6000",
-    "b200180": "b200",
     "gh200480": "gh200",
-    "gh20096": "gh200",
-    "h10080": "h100",
     "h10094": "h100nvl",
-    "h200141": "h200",
-    "l40s48": "l40s",
-    "mi10032": "mi100",
-    "mi21064": "mi210",
-    "mi25064": "mi250",
-    "mi250x64": "mi250x",
-    "mi300x192": "mi300x",
-    "mi325x256": "mi325x",
-    "l424": "l4",
-    "p10016": "p100",
-    "rtx309024": "rtx3090",
-    "rtx409024": "rtx4090",
-    "rtx509032": "rtx5090",
-    "rtxa600048": "rtxa6000",
-    "t416": "t4",
 }
+# How much more memory a maker names than programs get, as a part of it: at most.
+_NAMED_MORE = 0.11
 
 
 def _key_of(name: str) -> str:
     """The name without what people write differently.
 
-    >>> _key_of("NVIDIA A100-SXM4-40GB"), _key_of("RTX 4090"), _key_of("geforce rtx4090"), _key_of("H100-80GB")
-    ('a10040', 'rtx4090', 'rtx4090', 'h100')
+    >>> _key_of("NVIDIA A100-SXM4-40GB"), _key_of("RTX 4090"), _key_of("geforce rtx4090"), _key_of("H100-94GB")
+    ('a10040', 'rtx4090', 'rtx4090', 'h100nvl')
     """
     bare = re.sub(r"(\d)\s*gi?b\b", r"\1", name.casefold())
     key = re.sub(r"[^a-z0-9]", "", _NOISE.sub("", bare))
@@ -194,8 +174,19 @@ _SEVERAL = {"a100": ("A100-40", "A100-80"), "v100": ("V100-16", "V100-32"), "rtx
 
 
 def find_kind(name: str) -> GpuKind | None:
-    """The kind that is meant, None for a name that is unknown or could mean several."""
-    return _BY_KEY.get(_key_of(name))
+    """The kind that is meant, None for a name that is unknown or could mean several.
+
+    >>> find_kind("H100-80GB").name, find_kind("Tesla T4 16GB").name, find_kind("H100-40GB")
+    ('H100', 'T4', None)
+    """
+    key = _key_of(name)
+    if key in _BY_KEY:
+        return _BY_KEY[key]
+    for digits in (2, 3):  # a board's name, and the memory that its maker gives it
+        kind, size = _BY_KEY.get(_key_of(key[:-digits])), key[-digits:]
+        if kind is not None and size.isdecimal() and 0 <= int(size) * GIB - kind.memory <= _NAMED_MORE * kind.memory:
+            return kind
+    return None
 
 
 def nearest_kinds(name: str) -> tuple[str, ...]:
@@ -345,7 +336,6 @@ _NEEDS: dict[Precision, tuple[Capability, Capability, str]] = {
 # refuses to load it: those of its quantizers.
 _STORED_NEEDS: dict[str, Capability] = {"fp8": (8, 9), "fbgemm_fp8": (9, 0), "mxfp4": (7, 5)}
 UNPACKED = frozenset({"fp8", "mxfp4"})
-_FLASH = (8, 0)
 
 
 def capability_verdict(
@@ -355,28 +345,20 @@ def capability_verdict(
 
     ``stored_method``: of weights that are quantised already, and are to stay so.
     """
-    if capability is None:
-        return CapabilityVerdict(True)
+    what, instead, method = f"{precision} needs", "", stored_method or ""
     if precision is Precision.AS_STORED:
-        return _of_stored(stored_method or "", capability)
-    if precision not in _NEEDS:
+        what = f"weights stored as {method} need"
+        instead = "; transformers would unpack them to bf16" if method in UNPACKED else ""
+        least = fast = _STORED_NEEDS.get(method, (0, 0))
+        slow = ""
+    else:
+        least, fast, slow = _NEEDS[precision]
+    if capability is None or capability >= fast:
         return CapabilityVerdict(True)
-    least, fast, slow = _NEEDS[precision]
-    if capability < least:
-        needed, has = "{}.{}".format(*least), "{}.{}".format(*capability)
-        return CapabilityVerdict(False, f"{precision} needs compute capability {needed}; it has {has}")
-    return CapabilityVerdict(True, slow if capability < fast else "")
-
-
-def _of_stored(method: str, capability: Capability) -> CapabilityVerdict:
-    least = _STORED_NEEDS.get(method)
-    if least is None or capability >= least:
-        return CapabilityVerdict(True)
+    if capability >= least:
+        return CapabilityVerdict(True, slow)
     needed, has = "{}.{}".format(*least), "{}.{}".format(*capability)
-    instead = "; transformers would unpack them to bf16" if method in UNPACKED else ""
-    return CapabilityVerdict(
-        False, f"weights stored as {method} need compute capability {needed}; it has {has}{instead}"
-    )
+    return CapabilityVerdict(False, f"{what} compute capability {needed}; it has {has}{instead}")
 
 
 def split_by_capability(
@@ -393,9 +375,3 @@ def split_by_capability(
         if found.sentence
     ]
     return able, tuple(sentences)
-
-
-def attention_for(capability: Capability | None) -> str:
-    """The fastest attention that transformers can use there: ``flash_attention_2`` (where its library is installed)
-    from 8.0, else ``sdpa``."""
-    return "flash_attention_2" if capability is not None and capability >= _FLASH else "sdpa"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.gpus.choose import LinkMap, links_between
+from gpuherd.gpus.choose import links_between
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import is_named
@@ -44,12 +44,10 @@ class GpusNow:
     problem: str | None = None
 
 
-def gpus_now(*, busy_too: bool = False, rule: IdleRule | None = None) -> GpusNow:
+def gpus_now(*, busy_too: bool = False) -> GpusNow:
     """Looks at the GPUs that this process sees. Memory that others use now is taken off.
 
-    Args:
-        busy_too: also GPUs that are busy by gpuherd's rule or held by a gpuherd, with what is left free on them.
-        rule: when a GPU is busy; that of ``gpuherd gpus`` by default.
+    ``busy_too``: also GPUs that are busy by gpuherd's rule or held by a gpuherd, with what is left free on them.
     """
     from gpuherd.gpus.query import machine
     from gpuherd.gpus.visible import variable_of, visible_now
@@ -57,9 +55,8 @@ def gpus_now(*, busy_too: bool = False, rule: IdleRule | None = None) -> GpusNow
     now = machine(topology=True)
     shown = visible_now(now.gpus)
     problem = now.problem or (None if shown else f"{variable_of(now.maker)} shows no GPU")
-    gpus, left_out = usable_gpus(
-        shown, rule or IdleRule(), _unavailable_reason(), busy_too=busy_too, own_pid=os.getpid()
-    )
+    reason = _unavailable_reason()
+    gpus, left_out = usable_gpus(shown, IdleRule(), reason, busy_too=busy_too, own_pid=os.getpid())
     return GpusNow(gpus, left_out, problem)
 
 
@@ -165,7 +162,7 @@ def spec_of(gpu: Gpu, free_mb: int) -> GpuSpec:
     )
 
 
-def linked_order(gpus: Sequence[Gpu], links: LinkMap | None = None) -> tuple[Gpu, ...]:
+def linked_order(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """The GPUs so that each is well linked to the next: hidden states go from neighbour to neighbour, and a run of
     neighbours is a well linked set.
 
@@ -173,7 +170,7 @@ def linked_order(gpus: Sequence[Gpu], links: LinkMap | None = None) -> tuple[Gpu
     on PCIe, then the lower index); the chain of the most links in all is taken, of equal ones that which begins with
     the best links, so that the first GPUs are a well linked set, whatever their number.
     """
-    ways = links_between(gpus) if links is None else links
+    ways = links_between(gpus)
 
     def nearness(one: Gpu, other: Gpu) -> tuple[int, int]:
         nvlinks, distance = ways[one.uuid, other.uuid]

@@ -159,39 +159,27 @@ def draw(bars: Sequence[MemoryBar], scale: int, window: Window) -> list[Line]:
     figure = max(len(bar.figure) for bar in bars)
     holds = max(len(bar.holds) for bar in bars)
     frame = label + 2 + 2 + 2 + figure
-    if window.width >= frame + _SHORTEST + 2 + min(holds, _HOLDS):
-        cells = min(_LONGEST, window.width - frame - 2 - min(holds, _HOLDS))
-        return [line for bar in bars for line in _one_line(bar, scale, cells, label, figure, window)]
-    if window.width >= frame + _SHORTEST:
-        cells = min(_LONGEST, window.width - frame)
-        return [line for bar in bars for line in _two_lines(bar, scale, cells, label, figure, window)]
     lines: list[Line] = []
+
+    def with_figure(bar: MemoryBar, cells: int) -> Line:
+        over = sum(size for _, size in bar.parts) > bar.free
+        shown = StyledText(f"{bar.figure:>{figure}}", "bad" if over else "")
+        return *_drawn(bar, scale, cells, window), StyledText("  "), shown
+
     for bar in bars:
-        lines += wrapped(f"{bar.figure}: {bar.holds}", window, first=f"{bar.label:<{label}}  ")
-        lines.append(_drawn(bar, scale, window.width - 2, window))
+        named = f"{bar.label:<{label}}  "
+        if window.width >= frame + _SHORTEST + 2 + min(holds, _HOLDS):
+            cells = min(_LONGEST, window.width - frame - 2 - min(holds, _HOLDS))
+            first, *more = wrapped(bar.holds, window, first=" " * (frame + cells + 2))
+            lines += [(StyledText(named), *with_figure(bar, cells), StyledText("  "), *first[1:]), *more]
+        elif window.width >= frame + _SHORTEST:
+            lines += wrapped(bar.holds, window, first=named)
+            cells = min(_LONGEST, window.width - frame)
+            lines.append((StyledText(" " * (label + 2)), *with_figure(bar, cells)))
+        else:
+            lines += wrapped(f"{bar.figure}: {bar.holds}", window, first=named)
+            lines.append(_drawn(bar, scale, window.width - 2, window))
     return lines
-
-
-def _one_line(bar: MemoryBar, scale: int, cells: int, label: int, figure: int, window: Window) -> list[Line]:
-    before = label + 2 + cells + 2 + 2 + figure + 2
-    first, *more = wrapped(bar.holds, window, first=" " * before)
-    line = (
-        StyledText(f"{bar.label:<{label}}  "),
-        *_drawn(bar, scale, cells, window),
-        *_figure(bar, figure),
-        StyledText("  "),
-    )
-    return [(*line, *first[1:]), *more]
-
-
-def _two_lines(bar: MemoryBar, scale: int, cells: int, label: int, figure: int, window: Window) -> list[Line]:
-    first = wrapped(bar.holds, window, first=f"{bar.label:<{label}}  ")
-    return [*first, (StyledText(" " * (label + 2)), *_drawn(bar, scale, cells, window), *_figure(bar, figure))]
-
-
-def _figure(bar: MemoryBar, wide: int) -> Line:
-    over = sum(size for _, size in bar.parts) > bar.free
-    return StyledText("  "), StyledText(f"{bar.figure:>{wide}}", "bad" if over else "")
 
 
 def _drawn(bar: MemoryBar, scale: int, cells: int, window: Window) -> Line:
@@ -244,17 +232,21 @@ class Unit:
         text = f"{size / self.size:.{self.digits}f}"
         return f"{'<' if size > 0 else '-<'}{10.0**-self.digits:.{self.digits}f}" if not float(text) else text
 
-    def heading(self, head: str, window: Window) -> Line:
-        """A table's head, with the unit where there is room."""
-        unit = f"  ({self.name})"
-        return (StyledText(head + (unit if len(head) + len(unit) <= window.width else ""), "head"),)
-
 
 def unit_for(largest: int) -> Unit:
     """GiB, with as many digits as small models need; MiB for tiny ones."""
     if largest < 2 * GIB:
         return Unit("MiB", MIB, 0)
     return Unit("GiB", GIB, 1 if largest >= 10 * GIB else 2)
+
+
+def headed_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], window: Window, unit: Unit | None = None
+) -> list[Line]:
+    """A table below its head, which names the unit of its sizes where there is room."""
+    head, body = table(columns, rows, window)
+    named = "" if unit is None else f"  ({unit.name})"
+    return [(StyledText(head + (named if len(head) + len(named) <= window.width else ""), "head"),), *body]
 
 
 # ---- the page of one result -----------------------------------------------------------------------------------------
@@ -358,12 +350,6 @@ def _bars(bars: Sequence[MemoryBar], noun: str, window: Window) -> list[Line]:
     return [*lines, *legend(bars[:MOST_BARS], window)]
 
 
-def figures_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], unit: Unit, window: Window) -> list[Line]:
-    """A table of sizes, with their unit in the head."""
-    head, body = table(columns, rows, window)
-    return [unit.heading(head, window), *body]
-
-
 _SOURCES = {
     "weights": "shapes from the headers of its weights",
     "known": "shapes as published",
@@ -446,29 +432,21 @@ ON_GIVEN_GPUS = "For a plan on given GPUs, by size or kind:"
 
 
 def common_gpus_page(
-    verdict: list[Line],
-    columns: Sequence[Column],
-    cells: Sequence[Sequence[str]],
+    verdict: tuple[str, Meaning],
+    table_lines: Sequence[Line],
     architecture: Architecture,
-    remarks: Sequence[str],
     window: Window,
+    *,
+    example: tuple[str, list[str]] | None = None,
+    remarks: Sequence[str] = (),
 ) -> list[Line]:
-    """A table with a line for each common kind of GPU."""
-    head, body = table(columns, cells, window)
-    lines = [
-        *verdict,
-        (),
-        (StyledText(head, "head"),),
-        *body,
-        (),
-        *wrapped(": ".join(model_fact(architecture)), window),
-    ]
-    return [*lines, *notes((*architecture.assumptions, *remarks), window)]
-
-
-def example(hint: str, gpus: str, request: PlanRequest, window: Window) -> list[Line]:
-    """The command for a plan on given GPUs."""
-    return [(), *wrapped(hint, window, "head"), *command(command_words(request, ("--gpus", gpus)), window)]
+    """A table with a line for each common kind of GPU; ``example``: a sentence, and the command that it is about."""
+    lines = [*wrapped(verdict[0], window, verdict[1]), (), *table_lines, ()]
+    lines += wrapped(": ".join(model_fact(architecture)), window)
+    lines += notes((*architecture.assumptions, *remarks), window)
+    if example is not None:
+        lines += [(), *wrapped(example[0], window, "head"), *command(example[1], window)]
+    return lines
 
 
 def gpus_cell(plan: PlanOutcome[Any] | None) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
+from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.models.describe.description import Architecture, Role, Tensor
@@ -40,10 +41,9 @@ class AnswerTask:
     """A model, its precision, and the answers it is to generate; with tables that are made when first needed, once."""
 
     def __init__(self, architecture: Architecture, precision: Precision, workload: Workload, reserve: Reserve) -> None:
-        self.architecture = architecture
-        self.precision = precision
-        self.workload = workload
-        self.reserve = reserve
+        self.architecture, self.precision, self.workload, self.reserve = architecture, precision, workload, reserve
+        names = ("architecture", "precision", "workload", "reserve")
+        self._facts: dict[str, Any] = {name: getattr(self, name) for name in names}
         self._sizes: dict[int, BlockSizes] = {}
 
     def changed(self, *, precision: Precision | None = None, workload: Workload | None = None) -> AnswerTask:
@@ -53,7 +53,7 @@ class AnswerTask:
     def sizes(self, tensor_parallel_size: int = 1) -> BlockSizes:
         """The sizes of its blocks, each split over so many GPUs."""
         if tensor_parallel_size not in self._sizes:
-            table = CostTable(self.architecture, self.precision, self.workload, self.reserve, ways=tensor_parallel_size)
+            table = CostTable(**self._facts, ways=tensor_parallel_size)
             self._sizes[tensor_parallel_size] = BlockSizes(
                 table, cuts_allowed(self.architecture), self.workload.batch, self.reserve
             )
@@ -85,10 +85,7 @@ class AnswerTask:
     ) -> MemoryPlan:
         """The plan with these replicas."""
         return MemoryPlan(
-            architecture=self.architecture,
-            precision=self.precision,
-            workload=self.workload,
-            reserve=self.reserve,
+            **self._facts,
             parallel="one" if len(loads) == 1 else "tensor" if tensor else "layers",
             loads=loads,
             replicas=len(groups),
@@ -99,15 +96,8 @@ class AnswerTask:
 
     def refusal(self, reason: str, *, incapable: bool = False) -> AnswerRefusal:
         """A refusal for another reason than memory: there is no best placement."""
-        return AnswerRefusal(
-            architecture=self.architecture,
-            precision=self.precision,
-            workload=self.workload,
-            reserve=self.reserve,
-            reason=reason,
-            needed=self.sizes().on_one_gpu(),
-            incapable=incapable,
-        )
+        needed = self.sizes().on_one_gpu()
+        return AnswerRefusal(**self._facts, reason=reason, needed=needed, incapable=incapable)
 
     def too_large(self, loads: tuple[GpuLoad[Usage], ...]) -> AnswerRefusal:
         """A refusal with the figures of the best placement."""
@@ -162,12 +152,8 @@ def _by_layers(
 ) -> MemoryPlan | AnswerRefusal:
     sizes = task.sizes()
     cooperating = len(able_to_cooperate(gpus))
-    if parallel == "replica":
-        counts = range(1, 2)
-    elif parallel == "layers" or count is not None:
-        counts = range(count or max(1, cooperating), (count or max(1, cooperating)) + 1)
-    else:
-        counts = range(1, max(1, cooperating) + 1)
+    most = 1 if parallel == "replica" else count or max(1, cooperating)
+    counts = range(1 if parallel == "auto" and count is None else most, most + 1)
     for number in counts:
         choices = [
             (each, found, each.sizes().best(found))
@@ -376,9 +362,7 @@ def _matched(gpus: Sequence[GpuSpec], needs: Sequence[int], sizes: BlockSizes) -
 def remarks_on(architecture: Architecture, precision: Precision, workload: Workload) -> tuple[str, ...]:
     """All that is to be said of this model, in this precision, for these tokens."""
     most = architecture.max_tokens
-    # A model that keeps nothing of a sequence is an encoder: it writes no answers.
-    answers = any(block.cache is not None for block in architecture.blocks)
-    tokens = workload.tokens if answers else workload.prompt_tokens
+    tokens = workload.tokens if architecture.writes_answers else workload.prompt_tokens
     found = []
     if most is not None and tokens > most:
         found.append(f"{tokens} tokens a sequence; {architecture.model} was made for at most {most}")

@@ -238,9 +238,8 @@ def plan_on_common_gpus(
     tasks = {precision: AnswerTask(architecture, precision, workload, reserve) for precision in precisions}
     rows = []
     for kind in common_kinds():
-        plans: dict[Precision, MemoryPlan | None] = {}
-        for precision, task in tasks.items():
-            result = place(task, gpus_of_kind(kind, MOST_COMMON_GPUS), parallel, count)
-            plans[precision] = result if isinstance(result, MemoryPlan) else None
+        gpus = gpus_of_kind(kind, MOST_COMMON_GPUS)
+        results = {precision: place(task, gpus, parallel, count) for precision, task in tasks.items()}
+        plans = {each: result if isinstance(result, MemoryPlan) else None for each, result in results.items()}
         rows.append(CommonGpuPlans(kind, plans))
     return rows

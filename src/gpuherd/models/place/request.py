@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from gpuherd.errors import UsageError
@@ -79,9 +80,7 @@ def resolve_precision(architecture: Architecture, requested: Precision | None) -
     """The architecture and the precision in which it is planned; where that had to be assumed, the architecture says
     so. Raises as ``precision_for``."""
     precision, assumed = precision_for(architecture, requested)
-    if assumed is not None:
-        architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
-    return architecture, precision
+    return architecture if assumed is None else architecture.with_remarks(assumed), precision
 
 
 ParallelOption = Literal["auto", "layers", "tensor", "replica"]
@@ -133,54 +132,51 @@ def _bytes(word: str) -> int:
     return size_or_none_mb(word) * MIB
 
 
+_plan, _training = partial(option, None), partial(option, None, group="training")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """What is to be done with a model, and on which GPUs. None: not given."""
 
-    dtype: Precision | None = option(
-        None,
+    dtype: Precision | None = _plan(
         help="how the weights lie in memory: fp32, bf16, fp16, int8, nf4 or nf4-dq (default: as in the checkpoint)",
         aliases=("quantization", "precision"),
         parse=parse_precision,
         metavar="DTYPE",
     )
-    batch: int | None = option(None, help="sequences at once (default: 1)", parse=positive_integer, metavar="N")
-    prompt_tokens: int | None = option(
-        None, help="tokens of the longest prompt (default: 512)", parse=positive_integer, metavar="N"
+    batch: int | None = _plan(help="sequences at once (default: 1)", parse=positive_integer, metavar="N")
+    prompt_tokens: int | None = _plan(
+        help="tokens of the longest prompt (default: 512)", parse=positive_integer, metavar="N"
     )
-    new_tokens: int | None = option(
-        None, help="tokens of the longest answer (default: 64; of training 512)", parse=positive_integer, metavar="N"
+    new_tokens: int | None = _plan(
+        help="tokens of the longest answer (default: 64; of training 512)", parse=positive_integer, metavar="N"
     )
-    gpus: str | None = option(
-        None,
+    gpus: str | None = _plan(
         help="which GPUs: 4x40GB, 2x80GB+4x24GB, 4xA100-40, or auto: those of this machine, as free as they are now "
         "(default: auto where there are any, else a table of usual ones)",
         metavar="GPUS",
     )
-    parallel: ParallelOption | None = option(
-        None,
+    parallel: ParallelOption | None = _plan(
         help="auto: the fewest GPUs that hold it, replicas over the rest; replica: one GPU each; layers: over all, one "
         "after the other; tensor: each layer over all (default: auto)",
         choices=PARALLEL_OPTIONS,
     )
-    gpus_per_job: int | None = option(
-        None,
+    gpus_per_job: int | None = _plan(
         help="GPUs of one replica (default: what --parallel says)",
         aliases=("gpus-per-replica",),
         parse=positive_integer,
         metavar="N",
     )
-    adapter: str | None = option(
-        None, help="a LoRA adapter that is loaded beside the model: a folder, or a Hugging Face id", metavar="ADAPTER"
+    adapter: str | None = _plan(
+        help="a LoRA adapter that is loaded beside the model: a folder, or a Hugging Face id", metavar="ADAPTER"
     )
-    reserve: str | None = option(
-        None,
+    reserve: str | None = _plan(
         help="kept free on each GPU against fragmentation: 2GB, 5% or 1GB+5% (default: 256MB+5%)",
         parse=reserve_words,
         metavar="SIZE",
     )
-    cuda_context: int | None = option(
-        None,
+    cuda_context: int | None = _plan(
         help="what CUDA takes for itself on each GPU (default: 512MB)",
         parse=size_mb,
         metavar="SIZE",
@@ -207,86 +203,54 @@ def _workload_numbers(options: PlanOptions) -> dict[str, int | None]:
 class TrainingOptions:
     """How a model is to be trained; with ``train`` None it is not. None: not given."""
 
-    train: str | None = option(
-        None,
-        help="plan a training of this kind in place of answers",
-        choices=("sft", "dpo", "grpo", "ppo"),
-        group="training",
+    train: str | None = _training(
+        help="plan a training of this kind in place of answers", choices=("sft", "dpo", "grpo", "ppo")
     )
-    lora: int | None = option(
-        None,
+    lora: int | None = _training(
         help="train a LoRA adapter of this rank (without a number: 16) in place of the model; --dtype then says how "
         "the frozen model lies in memory",
         parse=positive_integer,
         alone="16",
         metavar="RANK",
-        group="training",
     )
-    lora_targets: str | None = option(
-        None,
+    lora_targets: str | None = _training(
         help="modules that get the adapter, with commas: q_proj,v_proj (default: all linear ones)",
         metavar="NAMES",
-        group="training",
     )
-    strategy: str | None = option(
-        None,
+    strategy: str | None = _training(
         help="one GPU, a copy on each, or parameters, gradients and optimiser divided (default: single)",
         choices=("single", "ddp", "fsdp"),
-        group="training",
     )
-    training_precision: str | None = option(
-        None,
+    training_precision: str | None = _training(
         help="numbers that are trained: fp32, fp32 with products in bf16, or bf16 alone (default: mixed)",
         choices=("fp32", "mixed", "bf16"),
-        group="training",
     )
-    optimiser: str | None = option(
-        None,
-        help="(default: adamw)",
-        aliases=("optimizer",),
-        choices=("adamw", "adamw-8bit", "sgd", "adafactor"),
-        group="training",
+    optimiser: str | None = _training(
+        help="(default: adamw)", aliases=("optimizer",), choices=("adamw", "adamw-8bit", "sgd", "adafactor")
     )
-    accumulation: int | None = option(
-        None,
-        help="passes before each step of the optimiser (default: 1)",
-        parse=positive_integer,
-        metavar="N",
-        group="training",
+    accumulation: int | None = _training(
+        help="passes before each step of the optimiser (default: 1)", parse=positive_integer, metavar="N"
     )
-    samples: int | None = option(
-        None,
-        help="with grpo: answers to each prompt (default: 8)",
-        parse=positive_integer,
-        metavar="N",
-        group="training",
+    samples: int | None = _training(
+        help="with grpo: answers to each prompt (default: 8)", parse=positive_integer, metavar="N"
     )
     no_checkpointing: bool = option(
         False, help="keep what every layer computes, in place of computing it twice", group="training"
     )
-    attention: str | None = option(
-        None,
-        help="eager keeps every attention score (default: sdpa)",
-        choices=("sdpa", "eager"),
-        group="training",
+    attention: str | None = _training(
+        help="eager keeps every attention score (default: sdpa)", choices=("sdpa", "eager")
     )
-    loss: str | None = option(
-        None,
+    loss: str | None = _training(
         help="logits of all positions at once, or a part after the other (default: whole)",
         choices=("whole", "chunked"),
-        group="training",
     )
-    reference: str | None = option(
-        None,
+    reference: str | None = _training(
         help="whether a frozen copy of the model is asked too (default: as the method needs it)",
         choices=("yes", "no"),
-        group="training",
     )
-    value: str | None = option(
-        None,
+    value: str | None = _training(
         help="with ppo: values from a head on the model, or from a model of their own (default: head)",
         choices=("head", "model"),
-        group="training",
     )
     no_reshard: bool = option(
         False, help="with fsdp: keep every layer's parameters from forward to backward", group="training"
@@ -294,9 +258,7 @@ class TrainingOptions:
     bucket_view: bool = option(
         False, help="with ddp: gradients lie in the buckets that are sent, not beside them", group="training"
     )
-    reward: str | None = option(
-        None, help="a reward model that lies on each GPU too", metavar="MODEL", group="training"
-    )
+    reward: str | None = _training(help="a reward model that lies on each GPU too", metavar="MODEL")
 
     def refuse_without_train(self) -> None:
         """Raises UsageError for an option of training where nothing is trained."""

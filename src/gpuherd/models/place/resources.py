@@ -275,8 +275,7 @@ def _refusal_message(refusal: AnswerRefusal, spelling: Mapping[str, str | None])
     ]
     changes = [f"{words} ({sentence})" for words, sentence in options if words is not None]
     machines = [each.sentence for each in refusal.alternatives if each.words[0] == "--gpus"]
-    remedies = "; ".join([*changes, *machines])
-    return f"{refusal.reason}" + (f". What would fit: {remedies}" if remedies else "")
+    return refusal.with_advice([*changes, *machines])
 
 
 # ---- the GPUs of this machine now ------------------------------------------------------------------------------------
@@ -328,8 +327,7 @@ def auto_select_gpus_for_model(
         return _gpu_ids(on_idle)
     if isinstance(on_any, MemoryPlan):
         return _gpu_ids(on_any)
-    advice = "; ".join(each.sentence for each in on_any.alternatives)
-    raise JobCannotFit(on_any.reason + (f". What would fit: {advice}" if advice else ""))
+    raise JobCannotFit(on_any.with_advice([each.sentence for each in on_any.alternatives]))
 
 
 def _gpu_ids(plan: MemoryPlan) -> list[GpuId]:

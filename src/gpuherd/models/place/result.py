@@ -7,9 +7,10 @@ nowhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from gpuherd.models.describe.description import Architecture
 from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
@@ -17,18 +18,13 @@ from gpuherd.models.memory.usage import Usage
 from gpuherd.models.memory.weights import Precision, weight_bytes
 from gpuherd.models.place.gpus import GpuSpec
 
+if TYPE_CHECKING:
+    from gpuherd.models.memory.training_job import TrainingUsage
+
 Parallel = Literal["one", "layers", "tensor"]
 
 
-class HasTotal(Protocol):
-    """The usage of one GPU: of a model that generates answers, or of a training."""
-
-    @property
-    def total(self) -> int:
-        """Bytes that must be free on the GPU."""
-
-
-U = TypeVar("U", bound=HasTotal)
+U = TypeVar("U", bound="Usage | TrainingUsage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +109,10 @@ class Refusal:
     missing: int = 0
     alternatives: tuple[Alternative, ...] = ()
     incapable: bool = False
+
+    def with_advice(self, changes: Sequence[str]) -> str:
+        """The reason, and changes with which it would fit, in words."""
+        return self.reason + (f". What would fit: {'; '.join(changes)}" if changes else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,9 +252,9 @@ class BlockSizes:
             known[key] = found
         return found
 
-    def on_one_gpu(self, batch: int | None = None) -> int:
+    def on_one_gpu(self) -> int:
         """What the whole model takes on one GPU, nothing reserved."""
-        return self.of_blocks(0, self._blocks, batch)
+        return self.of_blocks(0, self._blocks)
 
     def need(self, gpus: Sequence[GpuSpec], batch: int | None = None) -> Need:
         """What the pieces between cuts need on each of these GPUs, with the reserve of those that have any."""

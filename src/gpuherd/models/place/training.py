@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.models.describe.description import Architecture
@@ -127,11 +128,8 @@ def train_on_common_gpus(
     kinds = {kind: gpus_of_kind(kind, given) for kind in common_kinds()}
     _check_count(next(iter(kinds.values())), job, count)
     task = TrainingTask(training_model(architecture), job, reward)
-    rows: list[tuple[GpuKind, TrainingPlan | None]] = []
-    for kind, gpus in kinds.items():
-        result = _place(task, gpus, reserve, count)
-        rows.append((kind, result if isinstance(result, TrainingPlan) else None))
-    return rows
+    results = {kind: _place(task, gpus, reserve, count) for kind, gpus in kinds.items()}
+    return [(kind, result if isinstance(result, TrainingPlan) else None) for kind, result in results.items()]
 
 
 def _check_count(gpus: Sequence[GpuSpec], job: TrainingJob, count: int | None) -> None:
@@ -187,13 +185,7 @@ def _place(
     if found.missing > 0:
         return _refusal(task, found, reserve, remarks)
     return TrainingPlan(
-        architecture=task.architecture,
-        job=task.job,
-        reserve=reserve,
-        trained=task.trained,
-        loads=found.loads,
-        checkpointed=_usage_with(task, found, reserve, checkpointing=True),
-        plain=_usage_with(task, found, reserve, checkpointing=False),
+        **_figures(task, found, reserve),
         largest_batch=found.fit_batch_size(reserve),
         on_all=_on_all(task, able_to_cooperate(able), reserve, found) if count is None else None,
         warnings=(*remarks, *_warnings(task, found, len(able) if count is None else count)),
@@ -279,18 +271,26 @@ def _refusal(
 ) -> TrainingRefusal:
     """``incapable``: the reason, where it isn't memory."""
     return TrainingRefusal(
-        architecture=task.architecture,
-        job=task.job,
-        reserve=reserve,
-        trained=task.trained,
+        **_figures(task, found, reserve),
         reason=incapable or _too_large(task, found),
         missing=max(0, found.missing),
-        loads=found.loads,
-        checkpointed=_usage_with(task, found, reserve, checkpointing=True),
-        plain=_usage_with(task, found, reserve, checkpointing=False),
         incapable=bool(incapable),
         warnings=(*remarks, *_warnings(task, found, len(found.loads))),
     )
+
+
+def _figures(task: TrainingTask, found: TrainingPlacement, reserve: Reserve) -> dict[str, Any]:
+    """The fields that a plan and a refusal have in common."""
+    usages = {each: _usage_with(task, found, reserve, checkpointing=each) for each in (True, False)}
+    return {
+        "architecture": task.architecture,
+        "job": task.job,
+        "reserve": reserve,
+        "trained": task.trained,
+        "loads": found.loads,
+        "checkpointed": usages[True],
+        "plain": usages[False],
+    }
 
 
 def _too_large(task: TrainingTask, found: TrainingPlacement) -> str:

@@ -12,44 +12,11 @@ from typing import Any
 
 from gpuherd.columns import Column
 from gpuherd.models.describe.description import Architecture
-from gpuherd.models.memory.training_job import (
-    Method,
-    StepMemory,
-    Strategy,
-    TrainingJob,
-    TrainingPrecision,
-    TrainingUsage,
-)
+from gpuherd.models.memory.training_job import Method, Strategy, TrainingJob, TrainingPrecision, TrainingUsage
+from gpuherd.models.place import page
 from gpuherd.models.place.gpus import GpuKind
-from gpuherd.models.place.page import (
-    KEPT,
-    ON_GIVEN_GPUS,
-    BarPart,
-    Fact,
-    Line,
-    MemoryBar,
-    RenderContext,
-    Window,
-    bar,
-    bar_parts,
-    common_gpus_page,
-    example,
-    figures_table,
-    gpu_to_dict,
-    gpus_cell,
-    gpus_used,
-    model_fact,
-    model_to_dict,
-    next_steps,
-    refusal_to_dict,
-    render_outcome,
-    reserve_to_dict,
-    resources_to_dict,
-    sizes_to_dict,
-    unit_for,
-    wrapped,
-)
-from gpuherd.models.place.request import PlanRequest
+from gpuherd.models.place.page import KEPT, BarPart, Fact, Line, MemoryBar, RenderContext, Window, sizes_to_dict
+from gpuherd.models.place.request import PlanRequest, command_words
 from gpuherd.models.place.result import GpuLoad
 from gpuherd.models.place.training import TrainingPlan, TrainingRefusal
 from gpuherd.units import gib
@@ -82,7 +49,7 @@ _MOMENT_COLUMNS = {
 def render_training_plan(result: TrainingPlan | TrainingRefusal, context: RenderContext, window: Window) -> list[Line]:
     """The page of one plan or refusal."""
     plan = result if isinstance(result, TrainingPlan) else None
-    return render_outcome(
+    return page.render_outcome(
         result,
         context,
         window,
@@ -90,14 +57,14 @@ def render_training_plan(result: TrainingPlan | TrainingRefusal, context: Render
         bars=_bars(result.loads),
         bars_noun="kinds of load",
         figures=_figures(result.fullest.usage, window),
-        facts=[model_fact(result.architecture), *_facts(result)],
-        steps=() if plan is None else list(next_steps(plan, context.request)),
+        facts=[page.model_fact(result.architecture), *_facts(result)],
+        steps=() if plan is None else list(page.next_steps(plan, context.request)),
     )
 
 
 def _verdict(plan: TrainingPlan, given: int) -> str:
     """The answer in a sentence. ``given``: how many GPUs there are."""
-    where = gpus_used(plan, given)
+    where = page.gpus_used(plan, given)
     how = {Strategy.DDP: ", a copy on each (ddp)", Strategy.FSDP: ", divided (fsdp)"}.get(plan.job.strategy, "")
     return f"{_title(plan)} fits on {where}{how}: at most {_in_a_pass(plan.largest_batch, plan.job)}."
 
@@ -114,16 +81,13 @@ def _in_a_pass(batch: int, job: TrainingJob) -> str:
 
 def _bars(loads: Sequence[GpuLoad[TrainingUsage]]) -> list[MemoryBar]:
     """A bar for all GPUs that are alike."""
-    alike = groupby(loads, key=lambda load: (load.usage.total, load.gpu.free, load.gpu.total))
-    groups = [list(group) for _, group in alike]
-    return [
-        bar([load.gpu for load in group], group[0], _parts_of(group[0].usage), group[0].usage.fullest.name)
-        for group in groups
-    ]
-
-
-def _parts_of(usage: TrainingUsage) -> list[tuple[BarPart, int]]:
-    return [*bar_parts(usage.fullest, _PARTS), (KEPT, usage.context + usage.reserve)]
+    bars = []
+    for _, alike in groupby(loads, key=lambda load: (load.usage.total, load.gpu.free, load.gpu.total)):
+        group = list(alike)
+        usage = group[0].usage
+        parts = [*page.bar_parts(usage.fullest, _PARTS), (KEPT, usage.context + usage.reserve)]
+        bars.append(page.bar([load.gpu for load in group], group[0], parts, usage.fullest.name))
+    return bars
 
 
 def _figures(usage: TrainingUsage, window: Window) -> list[Line]:
@@ -134,21 +98,15 @@ def _figures(usage: TrainingUsage, window: Window) -> list[Line]:
         *[Column(*_MOMENT_COLUMNS[name], right=True) for name in names],
         Column("together", 1, right=True),
     ]
-    unit = unit_for(usage.fullest.total)
-    # Of two moments with one name the fuller.
-    fuller: dict[str, StepMemory] = {}
-    for moment in usage.moments:
-        if moment.name not in fuller or moment.total > fuller[moment.name].total:
-            fuller[moment.name] = moment
-    rows = [
-        [
-            f"{'>' if moment is usage.fullest else ' '} {moment.name}",
-            *[unit.of(getattr(moment, name)) for name in names],
-            unit.of(moment.total),
-        ]
-        for moment in fuller.values()
-    ]
-    return figures_table(columns, rows, unit, window)
+    unit = page.unit_for(usage.fullest.total)
+    rows = []
+    for name in dict.fromkeys(moment.name for moment in usage.moments):
+        # Of two moments with one name the fuller.
+        moment = max((each for each in usage.moments if each.name == name), key=lambda each: each.total)
+        mark = ">" if moment is usage.fullest else " "
+        rows.append([f"{mark} {name}", *[unit.of(size) for part, size in moment.parts().items() if part in names]])
+        rows[-1].append(unit.of(moment.total))
+    return page.headed_table(columns, rows, window, unit)
 
 
 _NUMBERS = {
@@ -191,17 +149,18 @@ def render_training_on_common_gpus(
         Column("most on a GPU", 2, right=True),
     )
     cells = [
-        [kind.name, gib(kind.memory), gpus_cell(plan), "-" if plan is None else f"{plan.largest_batch:,}"]
+        [kind.name, gib(kind.memory), page.gpus_cell(plan), "-" if plan is None else f"{plan.largest_batch:,}"]
         for kind, plan in rows
     ]
+    table = page.headed_table(columns, cells, window)
     fitting = [(kind, plan) for kind, plan in rows if plan is not None]
     if not fitting:
         verdict = f"No usual GPU is enough for this training of {architecture.model}; --strategy fsdp divides it."
-        return common_gpus_page(wrapped(verdict, window, "bad"), columns, cells, architecture, (), window)
+        return page.common_gpus_page((verdict, "bad"), table, architecture, window)
     kind, plan = fitting[0]
     verdict = f"GPUs that {_title(plan)} takes, with {_in_a_pass(plan.job.batch, plan.job)}:"
-    lines = common_gpus_page(wrapped(verdict, window, "good"), columns, cells, architecture, (), window)
-    return [*lines, *example(ON_GIVEN_GPUS, f"{plan.gpus}x{kind.name}", request, window)]
+    example = page.ON_GIVEN_GPUS, command_words(request, ("--gpus", f"{plan.gpus}x{kind.name}"))
+    return page.common_gpus_page((verdict, "good"), table, architecture, window, example=example)
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
@@ -211,33 +170,27 @@ def training_plan_to_dict(result: TrainingPlan | TrainingRefusal, request: PlanR
     """A plan, or a refusal."""
     job = result.job
     content = {
-        "model": model_to_dict(result.architecture),
+        "model": page.model_to_dict(result.architecture),
         "fits": isinstance(result, TrainingPlan),
         "training": {**asdict(job), "base": str(job.base_precision), "reference": job.keeps_reference},
         "trained_parameters": result.trained,
-        "reserve": reserve_to_dict(result.reserve),
+        "reserve": page.reserve_to_dict(result.reserve),
         "gpus": [_load_to_dict(load) for load in result.loads],
         "with_checkpointing_bytes": result.checkpointed.total,
         "without_checkpointing_bytes": result.plain.total,
         "warnings": list(result.warnings),
     }
     if isinstance(result, TrainingRefusal):
-        return content | refusal_to_dict(result, request, {})
-    on_all = _on_all_to_dict(result)
-    return content | {"largest_batch": result.largest_batch, "on_all": on_all, **resources_to_dict(result)}
-
-
-def _on_all_to_dict(plan: TrainingPlan) -> dict[str, Any] | None:
-    if plan.on_all is None:
-        return None
-    used = plan.on_all.usage.total
-    return {"gpus": plan.on_all.gpus, "used_bytes": used, "largest_batch": plan.on_all.largest_batch}
+        return content | page.refusal_to_dict(result, request, {})
+    more = result.on_all
+    on_all = more and {"gpus": more.gpus, "used_bytes": more.usage.total, "largest_batch": more.largest_batch}
+    return content | {"largest_batch": result.largest_batch, "on_all": on_all, **page.resources_to_dict(result)}
 
 
 def _load_to_dict(load: GpuLoad[TrainingUsage]) -> dict[str, Any]:
     usage = load.usage
     return {
-        **gpu_to_dict(load.gpu),
+        **page.gpu_to_dict(load.gpu),
         **sizes_to_dict({"context": usage.context, "reserve": usage.reserve, "used": usage.total, "left": load.left}),
         "fullest_moment": usage.fullest.name,
         "moments": [

@@ -189,13 +189,9 @@ def _codegen(_: Config, shape: Shape) -> FusedLayout | None:
     return FusedLayout(0, 4, (("_q", size), ("_v", size), ("_k", size)))
 
 
-def _gguf_qkv(config: Config, _: Shape) -> FusedLayout | None:
+def _gguf_qkv(config: Config, shape: Shape) -> FusedLayout | None:
     """All query heads, then the key heads, then the value heads, of a size that the metadata tell."""
-    heads, size = _integer(config, _HEADS), _integer(config, _HEAD_SIZE)
-    if heads is None or size is None:
-        return None
-    kv_heads = _integer(config, _KV_HEADS) or heads
-    return _qkv(0, 1, heads * size, kv_heads * size, kv_heads * size)
+    return None if _integer(config, _HEAD_SIZE) is None else _grouped_query(config, shape)
 
 
 def _gguf_up(config: Config, shape: Shape) -> FusedLayout | None:

@@ -194,32 +194,31 @@ def slabs(source: BlockSource, region: Region, most: int) -> Iterator[FloatArray
 
     One piece at a time is in memory, if the caller keeps none. Raises BadModel.
     """
-    rows, columns = region.shape
-    for start in range(0, max(rows, columns), most):
-        if rows >= columns:
-            runs = clip(region.rows, start, min(start + most, rows))
-            yield _read(source, region.tensor, runs, region.columns)
-        else:
-            first = region.columns[0] + start
-            yield _read(source, region.tensor, region.rows, (first, min(first + most, region.columns[1])))
+    for runs, columns in _pieces(region, most):
+        yield _read(source, region.tensor, runs, columns)
 
 
 def code_slabs(source: CodeSource, region: Region, most: int, room: Room) -> Iterator[Codes]:
     """As ``slabs``, of a tensor whose 16-bit numbers are wanted as they are stored, each piece in an array in C order
     that ``room`` gave for its shape. Raises BadModel."""
+    for runs, columns in _pieces(region, most):
+        target = room((sum(last - first for first, last in runs), columns[1] - columns[0]))
+        filled = 0
+        for run in runs:
+            source.read_codes(region.tensor, run, columns, target[filled : filled + run[1] - run[0]])
+            filled += run[1] - run[0]
+        yield target
+
+
+def _pieces(region: Region, most: int) -> Iterator[tuple[Sequence[Run], Run]]:
+    """The runs of rows, and the columns, of each piece along the longer side."""
     rows, columns = region.shape
     for start in range(0, max(rows, columns), most):
         stop = min(start + most, max(rows, columns))
         if rows >= columns:
-            runs, across = clip(region.rows, start, stop), region.columns
+            yield clip(region.rows, start, stop), region.columns
         else:
-            runs, across = list(region.rows), (region.columns[0] + start, region.columns[0] + stop)
-        target = room((sum(last - first for first, last in runs), across[1] - across[0]))
-        filled = 0
-        for run in runs:
-            source.read_codes(region.tensor, run, across, target[filled : filled + run[1] - run[0]])
-            filled += run[1] - run[0]
-        yield target
+            yield region.rows, (region.columns[0] + start, region.columns[0] + stop)
 
 
 def _read(source: BlockSource, tensor: str, rows: Sequence[Run], columns: Run) -> FloatArray:

@@ -45,7 +45,7 @@ _SIZES = tuple(product((1, 2, 4, 8, 16, 64), [1, *(some << n for n in range(5, 1
 
 @dataclass(frozen=True)
 class MeasuredTraining:
-    """What the runs told: of the layers that were run, by name, and of all that stands around the layers; with
+    """Results of the runs: of the layers that were run, by name, and of all that stands around the layers; with
     ``BEFORE`` what is there when the first layer begins, but for its input: masks, tables of angles."""
 
     layers: Mapping[str, Mapping[str, TrainingPeaks]]
@@ -54,7 +54,7 @@ class MeasuredTraining:
 
 
 @dataclass
-class _Layer:
+class _LayerRun:
     """One layer in one run: bytes, and the bytes alive at each operation beyond what was there or will be kept."""
 
     before: int = 0
@@ -70,7 +70,7 @@ class _Step(LivingStorages):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: Any, names: Sequence[str], quantisable: Set[str], *, mixed: bool) -> None:
         super().__init__()
-        self.layers = {name: _Layer() for name in names}
+        self.layers = {name: _LayerRun() for name in names}
         self.inputs: Mapping[str, tuple[SharedInput, ...]] = {}
         self.outside = 0
         self.entered: int | None = None
@@ -222,7 +222,7 @@ def _train(model: Any, names: Sequence[str], quantisable: Set[str], tokens: int,
     return run
 
 
-def _peaks(lengths: Sequence[int], runs: Sequence[_Layer]) -> TrainingPeaks:
+def _peaks(lengths: Sequence[int], runs: Sequence[_LayerRun]) -> TrainingPeaks:
     """The polynomials of one layer, from one run of it at each length."""
     operations = [
         [(name, alive - run.before - run.kept) for name, alive in run.forward]
