@@ -113,19 +113,20 @@ class Delivery(Generic[T]):
 
 
 class ReadAhead(Generic[T]):
-    """Counts the bytes that were read and not yet taken. A piece larger than the limit waits until nothing else is."""
+    """Counts the bytes that were read and not yet taken. A piece larger than the limit waits until nothing else is.
+    ``stopped``: ``stop`` was called."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._held = 0
-        self._stopped = False
+        self.stopped = False
         self._changed = threading.Condition()
 
     def wait_for_memory(self, nbytes: int) -> None:
         """Waits until so many bytes more may be held, and counts them. Raises Stopped."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._held == 0 or self._held + nbytes <= self._most)
-            if self._stopped:
+            self._changed.wait_for(lambda: self.stopped or self._held == 0 or self._held + nbytes <= self._most)
+            if self.stopped:
                 raise LanesStopped
             self._held += nbytes
 
@@ -138,13 +139,8 @@ class ReadAhead(Generic[T]):
     def stop(self) -> None:
         """Nothing more is read: a reader that waits for room gets Stopped, and so does who waits for its pieces."""
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             self._changed.notify_all()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether ``stop`` was called."""
-        return self._stopped
 
 
 # ---- the lanes
@@ -231,7 +227,8 @@ class Lanes:
                 threads.append(threading.Thread(target=self._lane, args=(number,), name=name))
         for device in self._devices:
             warm_up(device)
-        with ieee_float32(), ThreadPoolExecutor(_fit_threads(), thread_name_prefix="lane fit") as self._pool:
+        fit_threads = max(1, min(MOST_FIT_THREADS, cores() - 1))
+        with ieee_float32(), ThreadPoolExecutor(fit_threads, thread_name_prefix="lane fit") as self._pool:
             for group in self._plan.groups:
                 if group.device is None:
                     self._pool.submit(self._host_group, group)
@@ -254,7 +251,8 @@ class Lanes:
             while (item := self._next_group(share)) is not None:
                 group, device, deliveries = item
                 for index, delivery in zip(group.indices, deliveries, strict=True):
-                    delivery.fill(partial(self._pieces, index, device), piece_bytes)
+                    matrix, whole = self._matrices[index], self._reads_slices(index)
+                    delivery.fill(partial(read_pieces, matrix, self._devices[device], whole), piece_bytes)
         finally:
             with self._lock:
                 self._reading -= 1
@@ -272,9 +270,6 @@ class Lanes:
             deliveries = [Delivery(share) for _ in group.indices]
             self._waiting[group.device].put((group, deliveries))
             return group, group.device, deliveries
-
-    def _pieces(self, index: int, device: int) -> Iterator[Piece]:
-        return read_pieces(self._matrices[index], self._devices[device], self._reads_slices(index))
 
     def _reads_slices(self, index: int) -> bool:
         return reads_slices(self._matrices[index], self._needs_weights)
@@ -346,7 +341,3 @@ class Lanes:
         """Nothing more is read, so that all lanes come to their end."""
         for share in self._shares:
             share.stop()
-
-
-def _fit_threads() -> int:
-    return max(1, min(MOST_FIT_THREADS, cores() - 1))

@@ -97,11 +97,8 @@ def cuda_devices() -> CudaDevices:
         driver = ctypes.CDLL(LIBRARY)
     except OSError:
         return CudaDevices(problem="no CUDA driver on this machine")
-    code = driver.cuInit(0)
-    if code != CUDA_SUCCESS:
-        return CudaDevices(problem=_no_device_reason(driver, code))
     number = ctypes.c_int()
-    code = driver.cuDeviceGetCount(ctypes.byref(number))
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number))
     if code != CUDA_SUCCESS or number.value == 0:
         return CudaDevices(problem=_no_device_reason(driver, code))
     return CudaDevices(names=tuple(_device_name(driver, index) for index in range(number.value)))
