@@ -61,10 +61,7 @@ def bulk_columns(
     Raises:
         ValueError: the weights are needed and not there.
     """
-    tail = detx_tail(evals)
-    columns: dict[str, Cell] = asdict(tail)
-    if tail.detX_num is not None and row.num_pl_spikes is not None:
-        columns["ERG_gap"] = tail.detX_num - row.num_pl_spikes
+    columns: dict[str, Cell] = asdict(detx_tail(evals, row.num_pl_spikes))
     if settings.mp_fit:
         columns |= asdict(fit_marchenko_pastur(evals, row.M, row.N))
     if not settings.needs_weights:
@@ -184,7 +181,6 @@ def _with_power_law(row: LayerRow, evals: Float64, x: Float64, settings: FitSett
 
 def _with_spectrum(row: LayerRow, evals: Float64, num_evals: int) -> LayerRow:
     """Fills in the columns that need no fit."""
-    norm, largest = float(evals.sum()), float(evals[-1])
     sides = (row.M, row.N)
     sigma = np.sqrt(evals)
     rank = int(np.count_nonzero(sigma > sigma[-1] * (max(sides) * EPS)))
@@ -195,15 +191,23 @@ def _with_spectrum(row: LayerRow, evals: Float64, num_evals: int) -> LayerRow:
         matrix_rank=rank,
         rank_loss=len(evals) - rank,
         weak_rank_loss=int(np.searchsorted(evals, WEAK_RANK)),
-        spectral_norm=largest,
         sv_max=float(sigma[-1]),
         sv_min=float(sigma[0]),
-        norm=norm,
-        log_norm=math.log10(norm),
-        log_spectral_norm=math.log10(largest),
-        stable_rank=norm / largest,
-        entropy=_entropy(evals / norm, rank) if rank > 1 else None,
+        entropy=_entropy(evals / evals.sum(), rank) if rank > 1 else None,
+        **norms(evals),
     )
+
+
+def norms(evals: Float64) -> dict[str, Any]:
+    """The columns of norms, of ascending eigenvalues."""
+    norm, largest = float(evals.sum()), float(evals[-1])
+    return {
+        "norm": norm,
+        "log_norm": math.log10(norm),
+        "spectral_norm": largest,
+        "log_spectral_norm": math.log10(largest),
+        "stable_rank": norm / largest,
+    }
 
 
 def _entropy(p: Float64, rank: int) -> float:
@@ -227,12 +231,12 @@ def _with_fit(row: LayerRow, evals: Float64, fit: PowerLawFit) -> LayerRow:
         xmax=fit.xmax,
         num_pl_spikes=len(evals) - int(np.searchsorted(evals, fit.xmin)),
         alpha_weighted=fit.alpha * math.log10(float(evals[-1])),
-        log_alpha_norm=_log_alpha_norm(evals, fit.alpha),
+        log_alpha_norm=log_alpha_norm(evals, fit.alpha),
         fit_status=fit.status,
     )
 
 
-def _log_alpha_norm(evals: Float64, alpha: float) -> float:
+def log_alpha_norm(evals: Float64, alpha: float) -> float:
     """log10 sum λ^alpha, with the largest term taken out so that no power can overflow."""
     logs = alpha * np.log(evals[evals > 0])
     return float((logs[-1] + np.log(np.exp(logs - logs[-1]).sum())) / math.log(10.0))
@@ -249,7 +253,7 @@ def analyse_matrices(
     devices: Sequence[str],
     *,
     parallel: bool,
-    on_progress: Callable[[int], None],
+    on_progress: Callable[[int], None] | None = None,
     on_spectrum: Callable[[int, LayerSpectrum], None] | None = None,
 ) -> list[LayerRow]:
     """A row for each matrix, in the order of ``matrices``.
@@ -284,7 +288,8 @@ def analyse_matrices(
             on_spectrum(index, spectrum)
         finished += 1
         logger.debug("%s: %s", row.longname, row.fit_status)
-        on_progress(finished)
+        if on_progress is not None:
+            on_progress(finished)
 
     def finish(result: MatrixResult) -> None:
         assert result.spectrum is not None  # noqa: S101 - what has none goes to the CPU
