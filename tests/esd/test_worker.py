@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.esd.coverage_files import read_coverage
 from tests.forking import Forking
 
 from gpuherd.errors import ExitCode
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.selection import read_coverage
 from gpuherd.esd.views import read_table
 from gpuherd.models.names import safe_filename
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.esd.coverage_files import read_coverage
 
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.selection import read_coverage, totals
+from gpuherd.esd.selection import totals
 from gpuherd.esd.views import read_table
 from gpuherd.esd.worker import main
 from gpuherd.models.checkpoints.module import module_source
