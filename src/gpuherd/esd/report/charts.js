@@ -22,9 +22,14 @@ function alphaCounts(alphas) {
 // Histograms of all models of the run and of some of them, over each other.
 async function histograms(shown, wordOf) {
   const all = await Promise.all(shown.map(arrays));
-  const row = (model, counts, colour) => ({ at: colour, word: wordOf(model), counts: [...counts, 0], colour });
-  const areas = index.models.length > 1 ? [row(null, index.pooled, "var(--soft)")] : [];
-  return { areas, series: [...areas, ...all.map(({ alpha }, at) => row(shown[at], alphaCounts(alpha), index.colours[at]))] };
+  const row = (model, counts, colour) => ({ series: wordOf(model), colour, shares: counts.map((count) => count / Math.max(1, counts.reduce((a, b) => a + b, 0))) });
+  const pool = index.models.length > 1 ? [row(null, index.pooled, "var(--soft)")] : [];
+  const series = [...pool, ...all.map(({ alpha }, at) => row(shown[at], alphaCounts(alpha), index.colours[at]))];
+  const place = (bin) => 1 + bin / 4;
+  const corners = (some) => some.flatMap(({ shares, ...about }) => [...shares, 0].map((y, bin) => ({ ...about, dash: [1, 0], x: place(bin), y })));
+  const bins = index.pooled.map((_, bin, { length }) => ({ x: place(bin), x2: place(bin + 1), tip: [`alpha ${place(bin)} ${bin + 1 < length ? `to ${place(bin + 1)}` : "and above"}`,
+    ...series.map(({ series: word, shares }) => `${word}: ${percent(shares[bin])}`)].join("\n") }));
+  return { areas: corners(pool), steps: corners(series), bins, series };
 }
 
 // Those of the models that a reader has ticked: the last of them, as many as there are colours.

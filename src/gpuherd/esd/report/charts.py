@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.report.charts import PERCENT, WHOLE, drawn_on, specification
+from gpuherd.report.charts import PERCENT, WHOLE, Axis, drawn_on, specification, steps_chart
 from gpuherd.report.nodes import Node
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ _POWERS = "datum.value >= 0.001 && datum.value < 10000 ? format(datum.value, '~g
 _LEADING = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-9)))"
 
 
-def _chart(layers: list[Any], height: int, label: str, data: dict[str, str], *, along: bool = False) -> Node:
+def _chart(layers: list[Any], height: int, label: str, data: dict[str, str]) -> Node:
     """``data``: the field of the record that has the rows, by the name of the rows."""
     import altair as alt
 
     spec = specification(alt.layer(*layers), height)
-    return ["chart", {"spec": spec, "data": data, "label": label, "along": along}]
+    return ["chart", {"spec": spec, "data": data, "label": label}]
 
 
 # --- the spectrum of a matrix: one row, with x and y of its sketch, its histogram and its fit -------------------------
@@ -132,61 +132,12 @@ def _density() -> Node:
 # --- alpha of many matrices -------------------------------------------------------------------------------------------
 
 
-_BIN = 0.25
-_SHARE_WORDS = (  # as ``nodes.percent``
-    "datum.share == 0 || datum.share == 1 ? 100 * datum.share + ' %' : datum.share < 0.0005 ? '< 0.1 %' : "
-    "datum.share >= 0.9995 ? '> 99.9 %' : format(100 * datum.share, '.1f') + ' %'"
-)
-
-
-@cache
 def histogram_chart(label: str, height: int) -> Node:
-    """Histograms of alpha over each other: rows with a word, a colour and counts.
-
-    The counts are of bins of 0.25 from 1 on, of one for what is above, and a 0 that lets the line fall. The rows
-    ``areas`` are filled.
-    """
-    import altair as alt
-
+    """Histograms of alpha over each other, in bins of 0.25 from 1 on and one for what is above."""
     labels = f"datum.value == {LAST_ALPHA} ? '{LAST_ALPHA}+' : datum.value"
-    axis = alt.Axis(title="alpha", values=[2, 4, 6, 8, 10, LAST_ALPHA], labelExpr=labels)
-    x = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[1, LAST_ALPHA + _BIN], nice=False))
-    y = alt.Y("share:Q", stack=None, axis=alt.Axis(title="share of matrices", labelExpr=PERCENT, tickCount=5))
-    series = alt.Detail("at:N")
-
-    def bins(rows: str) -> altair.Chart:
-        return (
-            drawn_on(rows)
-            .transform_flatten(["counts"])
-            .transform_joinaggregate(all="sum(counts)", groupby=["at"])
-            .transform_window(number="row_number()", groupby=["at"])
-            .transform_calculate(
-                x=f"1 + (datum.number - 1) * {_BIN}",
-                x2=f"1 + datum.number * {_BIN}",
-                share="datum.counts / max(1, datum.all)",
-            )
-        )
-
-    stops = (
-        bins("series")
-        .transform_filter(f"datum.x <= {LAST_ALPHA}")
-        .transform_calculate(tip=f"datum.word + ': ' + ({_SHARE_WORDS})")
-        .transform_aggregate(lines="values(tip)", groupby=["x", "x2"])
-        .transform_calculate(reach=f"datum.x == {LAST_ALPHA} ? 'and above' : 'to ' + datum.x2")
-        .transform_calculate(
-            tip="'alpha ' + datum.x + ' ' + datum.reach + '\\n' + join(pluck(datum.lines, 'tip'), '\\n')"
-        )
-    )
-    layers = [
-        bins("areas")
-        .mark_area(interpolate="step-after", opacity=0.28)
-        .encode(alt.Fill("colour:N", scale=None), series, x=x, y=y, order=_AS_GIVEN),
-        bins("series")
-        .mark_line(interpolate="step-after", strokeWidth=1.8)
-        .encode(alt.Stroke("colour:N", scale=None), series, x=x, y=y, order=_AS_GIVEN),
-        stops.mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0).encode(x=x, x2="x2", tooltip="tip:N"),
-    ]
-    return _chart(layers, height, label, {"series": "series", "areas": "areas"}, along=True)
+    x = Axis("alpha", (1, LAST_ALPHA + 0.25), values=[2, 4, 6, 8, 10, LAST_ALPHA], labels=labels)
+    y = Axis("share of matrices", None, labels=PERCENT)
+    return steps_chart(x, y, label, height, {name: name for name in ("areas", "steps", "bins")})
 
 
 @cache

@@ -360,7 +360,8 @@ def _model(index: Index) -> list[Node]:
     )
     alphas = live((), *_histogram("histogram of alpha", 200), part="histogram")
     histogram = card("How alpha is distributed", alphas, level="h3")
-    keys = element("div", key("var(--mark)", None, "median"), repeat("depths.modules", _KEY), kind="legend")
+    modules = repeat("depths.modules", key("{colour}", None, "{word}"))
+    keys = element("div", key("var(--mark)", None, "median"), modules, kind="legend")
     depth = card("Alpha over depth", depth_chart(), keys, note("{depths.note}"), level="h3")
     every = card("All matrices", _matrices(index["meanings"]), level="h3")
     return [
@@ -376,12 +377,9 @@ def _model(index: Index) -> list[Node]:
     ]
 
 
-_KEY = key("{colour}", None, "{word}")
-
-
 def _histogram(label: str, height: int) -> list[Node]:
     """Histograms of alpha with their legend."""
-    keys = element("div", repeat("series", _KEY), kind="legend")
+    keys = element("div", repeat("series", key("{colour}", None, "{series}")), kind="legend")
     return [histogram_chart(label, height), keys, given("note", note("{note}"))]
 
 
