@@ -196,6 +196,16 @@ def _layered(names: tuple[str, ...], height: int) -> dict[str, Any]:
             inside, series, x="x:Q", y=alt.Y("y:Q", stack=None), order=_AS_GIVEN
         ),
         "steps": lambda on: on.mark_line(interpolate="step-after", strokeWidth=1.8).encode(tint, dash, series, **line),
+        "spans": lambda on: on.mark_bar(strokeWidth=2, cornerRadius=2, minBandSize=2).encode(
+            inside,
+            alt.FillOpacity("opacity:Q", scale=None),
+            alt.Stroke("outline:N", scale=None),
+            dash,
+            x="x:Q",
+            x2="x2",
+            y="row:N",
+            tooltip="tip:N",
+        ),
         "bins": lambda on: on.mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0).encode(
             x="x:Q", x2="x2", tooltip="tip:N"
         ),
@@ -301,11 +311,10 @@ class Span:
 
 def timeline_chart(spans: Sequence[Span], x: Axis, label: str) -> Node:
     """Bars in time, a lane a device."""
-    alt = _altair()
     rows = sorted({(each.lane, each.sub) for each in spans}, key=lambda row: (_natural(row[0]), row[1]))
     names = [f"{lane}\t{sub}" for lane, sub in rows]
     data = {
-        "bars": [
+        "spans": [
             {
                 "row": f"{each.lane}\t{each.sub}",
                 "x": each.start,
@@ -320,27 +329,15 @@ def timeline_chart(spans: Sequence[Span], x: Axis, label: str) -> Node:
         ]
     }
     # A lane is named once, though jobs that share it lie below each other.
-    lanes = alt.Axis(
-        title=None,
-        grid=False,
-        labelLimit=90,
-        labelExpr="split(datum.value, '\\t')[1] == '0' ? split(datum.value, '\\t')[0] : ''",
-    )
-    bars = (
-        drawn_on("bars")
-        .mark_bar(strokeWidth=2, cornerRadius=2, minBandSize=2)
-        .encode(
-            alt.X("x:Q"),
-            alt.X2("x2"),
-            alt.Y("row:N", sort=names, axis=lanes, scale=alt.Scale(paddingInner=0.2, paddingOuter=0.1)),
-            alt.Fill("colour:N", scale=None),
-            alt.FillOpacity("opacity:Q", scale=None),
-            alt.Stroke("outline:N", scale=None),
-            alt.StrokeDash("dash:N", scale=None),
-            alt.Tooltip("tip:N"),
-        )
-    )
-    return _chart(specification(bars, 20 * len(rows)), x, None, data, label)
+    words = "split(datum.value, '\\t')[1] == '0' ? split(datum.value, '\\t')[0] : ''"
+    lanes = {
+        "field": "row",
+        "type": "nominal",
+        "sort": names,
+        "axis": {"title": None, "grid": False, "labelLimit": 90, "labelExpr": words},
+        "scale": {"paddingInner": 0.2, "paddingOuter": 0.1},
+    }
+    return _chart(_layered(("spans",), 20 * len(rows)), x, lanes, data, label)
 
 
 def _natural(word: str) -> list[tuple[int, str]]:
@@ -356,8 +353,8 @@ def drawn_on(name: str) -> altair.Chart:
 
 def _chart(
     drawn: dict[str, Any],
-    x: Axis | None,
-    y: Axis | None,
+    x: Axis,
+    y: Axis | dict[str, Any],
     data: Mapping[str, Any],
     label: str,
     *,
@@ -365,14 +362,14 @@ def _chart(
     note: str | None = None,
     select: str | None = None,
 ) -> Node:
-    """A specification with its axes and its rows."""
-    axes = {channel: axis.encoded(channel) for channel, axis in (("x", x), ("y", y)) if axis is not None}
+    """A specification of layers with its axes and its rows."""
+    axes = {"x": x.encoded("x"), "y": y if isinstance(y, dict) else y.encoded("y")}
 
     def with_axes(part: dict[str, Any]) -> dict[str, Any]:
         own = part["encoding"]
         return part | {"encoding": own | {name: axis for name, axis in axes.items() if name in own}}
 
-    full = drawn | {"layer": [*map(with_axes, drawn["layer"])]} if "layer" in drawn else with_axes(drawn)
+    full = drawn | {"layer": [*map(with_axes, drawn["layer"])]}
     about = {"spec": full, "data": data, "label": printable(label), "along": along, "note": note, "select": select}
     return ["chart", about]
 
