@@ -227,41 +227,28 @@ NEUTRAL_OPTIONS = frozenset({"device_map", "no_parallel_gpu", "save_eigs"})
 CONVENTION: tuple[str, ...] = tuple(each.name for each in fields(AnalysisOptions) if each.name not in NEUTRAL_OPTIONS)
 
 
+_io = partial(option, group="input and output")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ESDRunOptions:
     """What to analyse, where results go, and how the run behaves."""
 
-    model_list: str | os.PathLike[str] | None = option(
-        None, help="CSV file with the models to analyse", metavar="CSV", group="input and output"
+    model_list: str | os.PathLike[str] | None = _io(None, help="CSV file with the models to analyse", metavar="CSV")
+    single_model: str | os.PathLike[str] | None = _io(
+        None, help="analyse one model: a Hugging Face id, a folder or a file", metavar="MODEL"
     )
-    single_model: str | os.PathLike[str] | None = option(
-        None,
-        help="analyse one model: a Hugging Face id, a folder or a file",
-        metavar="MODEL",
-        group="input and output",
-    )
-    base_model: str | os.PathLike[str] | None = option(
+    base_model: str | os.PathLike[str] | None = _io(
         None,
         help="the base of --single-model when that is an adapter (default: what its own config names)",
         metavar="MODEL",
-        group="input and output",
     )
-    output_dir: str | os.PathLike[str] = option(
-        "./esd_results", help="folder for results", metavar="DIR", group="input and output"
+    output_dir: str | os.PathLike[str] = _io("./esd_results", help="folder for results", metavar="DIR")
+    log_dir: str | os.PathLike[str] | None = _io(
+        None, help="folder for log files (default: logs in the output folder)", metavar="DIR"
     )
-    log_dir: str | os.PathLike[str] | None = option(
-        None, help="folder for log files (default: logs in the output folder)", metavar="DIR", group="input and output"
-    )
-    overwrite: bool = option(
-        False, help="analyse again what is already done, also with other analysis options", group="input and output"
-    )
-    limit: int | None = option(
-        None,
-        help="take only the first N rows of the model list",
-        parse=positive_int,
-        metavar="N",
-        group="input and output",
-    )
+    overwrite: bool = _io(False, help="analyse again what is already done, also with other analysis options")
+    limit: int | None = _io(None, help="take only the first N rows of the model list", parse=positive_int, metavar="N")
     mode: str = option("esd", help="kind of experiment: esd", metavar="MODE", group="running")
     dry_run: bool = option(False, help="show what would run and start nothing", group="running")
     enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="running")

@@ -67,14 +67,6 @@ class ESDDirectory(RunDirectory):
         """The stats files that are there, by name."""
         return sorted(path for path in self.stats.glob("*.csv") if not path.name.startswith("."))
 
-    def model_file(self, folder: Path, model_id: str, suffix: str) -> Path:
-        """A model's file in one of the folders; ``suffix`` with its dot."""
-        return folder / f"{safe_filename(model_id)}{suffix}"
-
-    def coverage_file(self, model_id: str) -> Path:
-        """A model's coverage table."""
-        return self.model_file(self.coverage, model_id, ".csv")
-
     @property
     def folders_of_results(self) -> tuple[Path, ...]:
         """The folders in which workers write."""

@@ -93,12 +93,13 @@ class ModelPaths:
 
     def __init__(self, directory: ESDDirectory, model_id: str):
         self.stats = directory.stats_file(model_id)
-        self.parquet = directory.model_file(directory.stats, model_id, ".parquet")
-        self.hdf5 = directory.model_file(directory.metrics, model_id, ".h5")
-        self.matrix = directory.model_file(directory.metrics, model_id, ".parquet")
-        self.spectra = directory.model_file(directory.spectra, model_id, ".npz")
-        self.eigs = directory.model_file(directory.eigs, model_id, ".parquet")
-        self.coverage = directory.coverage_file(model_id)
+        stem = self.stats.stem
+        self.parquet = directory.stats / f"{stem}.parquet"
+        self.hdf5 = directory.metrics / f"{stem}.h5"
+        self.matrix = directory.metrics / f"{stem}.parquet"
+        self.spectra = directory.spectra / f"{stem}.npz"
+        self.eigs = directory.eigs / f"{stem}.parquet"
+        self.coverage = directory.coverage / f"{stem}.csv"
 
     @property
     def results(self) -> tuple[Path, ...]:

@@ -22,7 +22,7 @@ from gpuherd.esd.fits.farms import fit_farms
 from gpuherd.esd.fits.marchenko_pastur import detx_tail, fit_marchenko_pastur
 from gpuherd.esd.fits.power_law import PowerLawFit, bootstrap_p_value, fit_by_settings, fit_clipped, generator
 from gpuherd.esd.fits.randomised import compare_with_random_order
-from gpuherd.esd.schema import Cell, LayerRow
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.spectra.pooled import LayerSpectrum, checked, layer_spectrum, spectrum_of
 from gpuherd.esd.tails import tails
 from gpuherd.esd.views import SKIPPED
@@ -33,47 +33,8 @@ if TYPE_CHECKING:
     from gpuherd.models.tensors.matrices import WeightMatrix
 
 
-# ---- figures that compare a matrix with noise, and those of its windows: columns by name
-
 Matrix = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
-
-
-def bulk_columns(
-    row: LayerRow,
-    evals: Float64,
-    settings: FitSettings,
-    *,
-    slices: Sequence[Matrix] | None = None,
-    conv: bool = False,
-    device: str = "cpu",
-) -> dict[str, Cell]:
-    """The columns of det X, and of ``mp_fit``, ``randomize`` and ``farms`` where they are on.
-
-    Args:
-        row: of this matrix, its power law filled in.
-        evals: all λ, ascending; the spectrum is sound.
-        settings: which figures, and how the tail starts.
-        slices: the weights. May be None where ``settings.needs_weights`` is false.
-        conv: they are the slices of a convolution.
-        device: where the eigenvalues of the same weights in random order are computed.
-
-    Raises:
-        ValueError: the weights are needed and not there.
-    """
-    columns: dict[str, Cell] = asdict(detx_tail(evals, row.num_pl_spikes))
-    if settings.mp_fit:
-        columns |= asdict(fit_marchenko_pastur(evals, row.M, row.N))
-    if not settings.needs_weights:
-        return columns
-    if slices is None:
-        raise ValueError(f"{row.longname}: randomize and farms need the weights")
-    if settings.randomize:
-        columns |= asdict(compare_with_random_order(row.longname, slices, evals, settings, conv=conv, device=device))
-    if settings.farms:
-        columns |= asdict(fit_farms(slices, settings, conv=conv))
-    return columns
-
 
 # ---- a row
 
@@ -140,6 +101,9 @@ def with_figures(
         slices: the weights; may be None where ``settings.needs_weights`` is false.
         conv: the slices belong to a convolution.
         device: where further eigenvalues are computed, of the same weights in random order.
+
+    Raises:
+        ValueError: figures need the weights, and they are not there.
     """
     if spectrum.problem is not None:
         return replace(row, fit_status=spectrum.problem)
@@ -150,8 +114,18 @@ def with_figures(
         row = replace(row, fit_status=f"too few eigenvalues above {settings.evals_thresh:g} ({len(x)} of {len(evals)})")
     else:
         row = _with_power_law(row, evals, x, settings)
-    further: dict[str, Any] = bulk_columns(row, evals, settings, slices=slices, conv=conv, device=device)
-    return replace(row, **further)
+    columns: dict[str, Any] = asdict(detx_tail(evals, row.num_pl_spikes))
+    if settings.mp_fit:
+        columns |= asdict(fit_marchenko_pastur(evals, row.M, row.N))
+    if settings.needs_weights:
+        if slices is None:
+            raise ValueError(f"{row.longname}: randomize and farms need the weights")
+        if settings.randomize:
+            compared = compare_with_random_order(row.longname, slices, evals, settings, conv=conv, device=device)
+            columns |= asdict(compared)
+        if settings.farms:
+            columns |= asdict(fit_farms(slices, settings, conv=conv))
+    return replace(row, **columns)
 
 
 def _row_without_figures(name: str, slices: Sequence[Matrix]) -> LayerRow:
