@@ -32,7 +32,6 @@ from gpuherd.esd import ESDExperiment, ExperimentConfig
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelRow, read_model_list
-from gpuherd.esd.plan import result_file
 from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.views import FIT_OK, Origin, stats_rows, table_text
 from gpuherd.jobs.queue.store import Queue
@@ -72,7 +71,7 @@ class StandInExperiment(ESDExperiment):
         self._bench = folder
 
     def _build_esd_command(self, row: ModelRow) -> list[str]:
-        target = result_file(self.directory, row)
+        target = self.directory.stats_file(row.model_id)
         words = [self._bench / "worker", self._bench / "ran", prepared(self._bench, row.model_id), target, WORK_S]
         return [str(word) for word in words]
 

@@ -6,10 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_files import ModelResultFiles
-from gpuherd.esd.results import read_model, read_parquet
+from gpuherd.esd.results import read_model
 from gpuherd.esd.schema import NOT_METRICS, LayerRow
 from gpuherd.esd.summary import summarise
 from gpuherd.esd.tails import tails
@@ -33,12 +35,12 @@ def test_every_column_of_every_option(tmp_path: Path) -> None:
         ESDDirectory(tmp_path), "org/a", ["h.0.q", "h.1.q"], evals_thresh=0.0, save_eigs=False
     ) as files:
         files.write(origin, rows, "tensor\n")
-    text, typed = read_table(files.paths.stats), read_parquet(files.paths.parquet)
+    text, typed = read_table(files.paths.stats), pq.read_table(files.paths.parquet).to_pylist()
     names = [f.name for f in fields(LayerRow)]
     assert [name for name in text[0] if name in names] == names
     for name in names:
         assert type(typed[0][name]) is type(getattr(rows[0], name)), name
         assert text[0][name] == str(getattr(rows[0], name))
-    columns = summarise(read_model(files.paths.stats), {}).columns()
+    columns = summarise(read_model(files.paths.stats), files.paths.stats).columns()
     assert {f"{name}_mean" for name in names if name not in NOT_METRICS} <= columns.keys()
     assert all(columns[f"{name}_mean"] in (7, 2.5) for name in names if name not in NOT_METRICS)

@@ -44,7 +44,7 @@ def test_the_figures_of_a_row_are_those_of_the_fits() -> None:
     evals = eigenvalues(W)
     row = asdict(analyse_layer("w", [W], ALL))
     expected: dict[str, Any] = {
-        **asdict(detx_tail(evals)),
+        **asdict(detx_tail(evals, row["num_pl_spikes"])),
         **asdict(fit_marchenko_pastur(evals, 150, 220)),
         **asdict(compare_with_random_order("w", [W], evals, ALL)),
         **asdict(fit_farms([W], ALL)),
@@ -52,7 +52,7 @@ def test_the_figures_of_a_row_are_those_of_the_fits() -> None:
     assert {name: row[name] for name in expected} == expected
     assert None not in expected.values()
     assert row["ERG_gap"] == row["detX_num"] - row["num_pl_spikes"]
-    assert set(expected) == {"detX_num", "detX_val"}.union(*map(columns_of, OPTIONS))
+    assert set(expected) == {"detX_num", "detX_val", "ERG_gap"}.union(*map(columns_of, OPTIONS))
 
 
 @pytest.mark.parametrize("option", OPTIONS)

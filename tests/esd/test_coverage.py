@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.esd.coverage_files import read_coverage
 
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.esd.config import FitSettings
@@ -19,8 +20,8 @@ from gpuherd.esd.selection import (
     TensorCoverage,
     coverage,
     coverage_text,
-    read_coverage,
     selected,
+    stored_share,
     totals,
     without_unchanged,
 )
@@ -159,14 +160,15 @@ def test_a_table_reads_back(build: Build, tmp_path: Path) -> None:
             assert new == old
     assert "\x1b" not in file.read_text() and "\n=cmd" not in file.read_text()
     assert totals(again) == totals(lines)
+    assert stored_share(file) == totals(lines).share
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "tensor,shape,dtype,params,matrices,params_analysed,status,reason\n"
                                   "a,1,F32,1,0,0,lost,\n"])  # fmt: skip
-def test_another_table_is_refused(tmp_path: Path, text: str) -> None:
+def test_another_table_has_no_share(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(ValueError, match="coverage table"):
-        read_coverage(tmp_path / "x.csv")
+    assert stored_share(tmp_path / "x.csv") is None
+    assert "x.csv can't be read" in caplog.text
 
 
 def test_an_unchanged_layer_is_no_failure() -> None:

@@ -15,7 +15,7 @@ from gpuherd.errors import BadModel
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_files import parquet_bytes
-from gpuherd.esd.results import read_parquet, stored_spectra
+from gpuherd.esd.results import fragment_rows, stored_spectra
 from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.spectrum_files import EigsWriter, read_eigs, read_spectra, sketch_of
 from gpuherd.esd.views import Origin, about_text, alpha_matrix, hdf5_bytes, read_hdf5, stats_rows
@@ -67,7 +67,7 @@ def eigs() -> bytes:
         (spectra, read_stored, 300),
         (old_spectra, read_spectra, 300),
         (matrix, read_hdf5, 40),
-        (stats, read_parquet, 300),
+        (stats, lambda path: list(fragment_rows(path, {path.stem})), 300),
         (eigs, lambda path: list(read_eigs(path)), 300),
     ],
 )

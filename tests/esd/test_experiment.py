@@ -74,7 +74,7 @@ def test_the_guides_hooks(tmp_path: Path, make_model: MakeModel, standin: Callab
     outcome = CustomExperiment(config, console=console).run()
     assert outcome.exit_code == ExitCode.OK
     assert outcome.results[0].gpus == ("0",)
-    assert outcome.results[0].summary.convention["bins"] == "7"
+    assert outcome.results[0].convention["bins"] == "7"
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().rstrip().endswith("Custom metrics...")
 
@@ -100,8 +100,8 @@ def test_a_single_adapter_on_a_base(tmp_path: Path, make_model: MakeModel, make_
     base, adapter = make_model("base"), make_adapter("lora", base=None)
     config = ExperimentConfig(single_model=adapter, base_model=base, output_dir=tmp_path / "out", device_map="cpu")
     outcome = ESDExperiment(config, console=quiet()).run()
-    assert outcome.results[0].summary.lineage["source_model"] == str(base)
-    assert outcome.results[0].summary.lineage["base_model_relation"] == "adapter"
+    assert outcome.results[0].lineage["source_model"] == str(base)
+    assert outcome.results[0].lineage["base_model_relation"] == "adapter"
 
 
 def test_a_result_that_has_gone_is_made_anew(tmp_path: Path, make_model: MakeModel) -> None:

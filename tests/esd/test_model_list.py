@@ -69,7 +69,7 @@ def test_extra_columns_are_kept(tmp_path: Path) -> None:
         tmp_path,
         'full_name,source_model,base_model_relation,num_modules,module_names\norg/a,,base,6.0,"[""q"", ""k""]"\n',
     )
-    assert found.extra_columns == ("num_modules", "module_names")
+    assert list(found.rows[0].extra) == ["num_modules", "module_names"]
     assert found.rows[0].extra == {"num_modules": "6.0", "module_names": '["q", "k"]'}
 
 

@@ -15,7 +15,7 @@ from gpuherd.cli.main import run
 from gpuherd.errors import BadModel, ExitCode, UsageError
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import IMPORTED, ESDDirectory, as_text, refuse_another
-from gpuherd.esd.published import read_published
+from gpuherd.esd.published import import_published
 from gpuherd.esd.results import ModelTable, read_alphas, read_model, read_tables
 
 SHARED = Path(os.environ.get("GPUHERD_SHARED_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
@@ -52,6 +52,15 @@ def write(path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
+def read_published(path: Path) -> ModelTable:
+    """The only file of its folder, as the results have it once it is imported. Raises BadModel where it is refused."""
+    directory = ESDDirectory(path.parent / "imported")
+    (done,) = import_published(path.parent, directory)
+    if done.model_id is None:
+        raise BadModel(str(done.problem))
+    return read_model(directory.stats_file(done.model_id))
+
+
 def test_figures_are_theirs_and_sentinels_become_reasons(tmp_path: Path) -> None:
     failed = ROW | {"alpha": "-1", "D": "1", "alpha_weighted": "-2.7", "log_alpha_norm": "-1.0"}
     model = read_published(
@@ -63,18 +72,19 @@ def test_figures_are_theirs_and_sentinels_become_reasons(tmp_path: Path) -> None
             failed | {"longname": "h.3.q"},
         )
     )
-    good, broken, zero, other = model.rows
-    assert (good.alpha, good.norm, good.num_evals, good.fit_status) == (5.621710300445557, 33611.1796875, 767, "ok")
-    assert good.xmin is None
-    for row in (broken, zero, other):
-        assert (row.alpha, row.D, row.alpha_weighted, row.log_alpha_norm) == (None, None, None, None)
-    assert (broken.norm, broken.entropy) == (None, None)
-    assert "NaN" in broken.fit_status
-    assert "zero" in zero.fit_status
-    assert "-1" in other.fit_status
-    assert other.norm == 33611.1796875
-    assert (model.origin.relation, model.origin.source_model) == ("adapter", None)
-    assert model.origin.gpuherd_version == IMPORTED
+    good, broken, zero, other = range(4)
+    found = [model.figures[name][good] for name in ("alpha", "norm", "num_evals")]
+    assert (*found, model.status[good]) == (5.621710300445557, 33611.1796875, 767, "ok")
+    assert "xmin" not in model.present
+    for name in ("alpha", "D", "alpha_weighted", "log_alpha_norm"):
+        assert np.isnan(model.figures[name][[broken, zero, other]]).all()
+    assert np.isnan([model.figures[name][broken] for name in ("norm", "entropy")]).all()
+    assert "NaN" in model.status[broken]
+    assert "zero" in model.status[zero]
+    assert "-1" in model.status[other]
+    assert model.figures["norm"][other] == 33611.1796875
+    assert (model.relation, model.source_model) == ("adapter", None)
+    assert model.convention["gpuherd_version"] == IMPORTED
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, rows: list[dict[str, 
 def test_a_file_that_a_spreadsheet_has_saved(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", ROW)
     path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
-    assert read_published(path).origin.model_id == "org/a"
+    assert read_published(path).model_id == "org/a"
 
 
 def test_an_empty_or_binary_file_is_refused(tmp_path: Path) -> None:

@@ -169,12 +169,13 @@ def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:
         layer("d", status="too few eigenvalues", alpha=None, norm=1000.0),
         layer("e", status="not analysed: embedding", alpha=None),
     )
-    summary = summarise(of, {"params": "7", "note": "x"})
-    assert (summary.layers, summary.without_fit, summary.skipped, summary.params) == (2, 2, 1, 4 * 32)
-    assert summary.metrics["alpha_mean"] == 3.0
-    assert summary.metrics["alpha_std"] == statistics.stdev([2.0, 4.0])
-    assert (summary.metrics["alpha_min"], summary.metrics["alpha_max"]) == (2.0, 4.0)
-    assert summary.metrics["norm_mean"] == 10.0
+    summary = replace(summarise(of, tmp_path), extra={"params": "7", "note": "x"})
+    counts = [summary.figures[name] for name in ("layers", "layers_without_fit", "layers_skipped", "params")]
+    assert counts == [2, 2, 1, 4 * 32]
+    assert summary.figures["alpha_mean"] == 3.0
+    assert summary.figures["alpha_std"] == statistics.stdev([2.0, 4.0])
+    assert (summary.figures["alpha_min"], summary.figures["alpha_max"]) == (2.0, 4.0)
+    assert summary.figures["norm_mean"] == 10.0
     columns = summary.columns()
     assert (columns["model_id"], columns["source_model"], columns["base_model_relation"]) == (
         "org/a",
@@ -189,19 +190,19 @@ def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:
 
 def test_summary_counts_layers_of_too_much_and_too_little_training(tmp_path: Path) -> None:
     of = model(tmp_path, *(layer(str(alpha), alpha=alpha) for alpha in (1.5, 1.9, 2.0, 6.0, 6.1)))
-    columns = summarise(of, {}, 0.75).columns()
+    columns = summarise(of, tmp_path, 0.75).columns()
     assert (columns["layers_alpha_below_2"], columns["layers_alpha_above_6"]) == (2, 1)
     assert (columns["alpha_median"], columns["params_share"]) == (2.0, 0.75)
 
 
 def test_a_count_below_zero_is_a_count_too(tmp_path: Path) -> None:
     of = model(tmp_path, *(replace(layer(str(gap)), ERG_gap=gap) for gap in (-3, 5)))
-    metrics = summarise(of, {}).metrics
+    metrics = summarise(of, Path("a.csv")).figures
     assert (repr(metrics["ERG_gap_min"]), repr(metrics["ERG_gap_max"])) == ("-3", "5")
 
 
 def test_one_layer_has_no_deviation(tmp_path: Path) -> None:
-    metrics = summarise(model(tmp_path, layer()), {}).metrics
+    metrics = summarise(model(tmp_path, layer()), tmp_path).figures
     assert metrics["alpha_std"] is None
     assert metrics["alpha_mean"] == metrics["alpha_min"] == metrics["alpha_max"] == 3.0
 
@@ -209,7 +210,7 @@ def test_one_layer_has_no_deviation(tmp_path: Path) -> None:
 @given(st.lists(st.floats(-1e307, 1e307), min_size=2, max_size=20))
 def test_statistics_never_overflow(tmp_path_factory: pytest.TempPathFactory, norms: list[float]) -> None:
     of = model(tmp_path_factory.mktemp("s"), *(layer(norm=norm) for norm in norms))
-    metrics = summarise(of, {}).metrics
+    metrics = summarise(of, Path("a.csv")).figures
     mean, std = metrics["norm_mean"], metrics["norm_std"]
     assert mean is not None
     assert std is not None

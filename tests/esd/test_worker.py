@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.esd.coverage_files import read_coverage
 from tests.forking import Forking
 
 from gpuherd.errors import ExitCode
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.selection import read_coverage
+from gpuherd.esd.model_files import ModelPaths
 from gpuherd.esd.views import read_table
 from gpuherd.models.names import safe_filename
 
@@ -208,7 +209,7 @@ def test_the_coverage_table_is_there_and_told(work: Work, tmp_path: Path, make_m
     done = work("--model-id", model, "--output-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Layers: 3 with a fit, 1 without, 1 not analysed" in done.stdout
-    lines = {line.tensor: line for line in read_coverage(ESDDirectory(tmp_path).coverage_file(str(model)))}
+    lines = {line.tensor: line for line in read_coverage(ModelPaths(ESDDirectory(tmp_path), str(model)).coverage)}
     assert lines.keys() == weights.keys() | extra.keys()
     assert (lines["model.norm.weight"].status, lines["model.norm.weight"].reason) == ("skipped", "one axis: no matrix")
     assert lines["model.layers.0.mlp.up_proj.weight"].status == "failed"
@@ -223,7 +224,7 @@ def test_a_model_that_fails_has_a_coverage_table_that_says_why(
 ) -> None:
     model = make_model("bad", fill=float("nan"))
     assert work("--model-id", model, "--output-dir", tmp_path).returncode == ExitCode.BAD_INPUT
-    lines = read_coverage(ESDDirectory(tmp_path).coverage_file(str(model)))
+    lines = read_coverage(ModelPaths(ESDDirectory(tmp_path), str(model)).coverage)
     assert [line.status for line in lines].count("failed") == 4
 
 

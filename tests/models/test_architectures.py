@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.esd.coverage_files import read_coverage
 
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.selection import read_coverage, totals
+from gpuherd.esd.model_files import ModelPaths
+from gpuherd.esd.selection import totals
 from gpuherd.esd.views import read_table
 from gpuherd.esd.worker import main
 from gpuherd.models.checkpoints.module import module_source
@@ -109,7 +111,7 @@ def test_every_tensor_is_accounted_for(tmp_path: Path, name: str) -> None:
     weights = {n: p.numel() for n, p in model.named_parameters() if p.dim() > 1 and not n.endswith("bias")}
     expected = sum(count for n, count in weights.items() if not n.endswith(no_matrices))
     directory = ESDDirectory(tmp_path)
-    lines = read_coverage(directory.coverage_file(str(folder)))
+    lines = read_coverage(ModelPaths(directory, str(folder)).coverage)
     rows = read_table(directory.stats_file(str(folder)))
     analysed = [row for row in rows if not row["fit_status"].startswith("not analysed")]
     assert sum(int(row["params"]) for row in analysed) == expected

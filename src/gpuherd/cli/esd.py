@@ -272,7 +272,6 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     """The names of what is drawn, for ``--json``, and the figure. Raises UsageError, MissingModel."""
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.report.plot import alpha_figure, matching, spectra_figure, title_of
-    from gpuherd.esd.report.reading import finite_or_none
     from gpuherd.esd.results import has_spectra, model_in, read_model, stored_spectra
     from gpuherd.report.charts import check_format
 
@@ -285,8 +284,7 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     if args.kind == "alpha":
         if args.layer is not None:
             raise UsageError("--kind alpha draws all layers; leave --layer out")
-        alphas = [(name, finite_or_none(float(alpha))) for name, alpha in zip(model.names, model.alpha, strict=True)]
-        return {"model": model.model_id}, alpha_figure(alphas, title)
+        return {"model": model.model_id}, alpha_figure(model.named_alphas(), title)
 
     if not has_spectra(directory, model.stem):
         raise UsageError(

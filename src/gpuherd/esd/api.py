@@ -12,9 +12,9 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from gpuherd import __version__
 from gpuherd.errors import BadModel, UsageError, naming_extras
 from gpuherd.esd.config import AnalysisOptions, FitSettings, Precision
 from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
-from gpuherd.esd.pipeline import analyse_layer, analyse_matrices
+from gpuherd.esd.folder import OnProgress
+from gpuherd.esd.pipeline import analyse_layer, analyse_matrices, log_alpha_norm, norms
 from gpuherd.esd.resources import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.schema import kind_of_column
 from gpuherd.esd.selection import selected, without_unchanged
@@ -31,8 +32,6 @@ from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
 from gpuherd.esd.views import Origin, stats_rows
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
     import torch
 
@@ -41,14 +40,11 @@ if TYPE_CHECKING:
     from gpuherd.models.tensors.source import TensorSource
 
 
-Progress = Callable[[int, int], None]
-
-
 def analyze_model(
     model: str | os.PathLike[str] | torch.nn.Module,
     *,
     base: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> pd.DataFrame:
     """Analyses every weight matrix of a model.
@@ -72,10 +68,11 @@ def analyze_model(
         BadModel, MissingModel: the model or its base can't be used.
         MissingExtra: pandas is not installed, or a library that this model or these options need.
     """
-    _need_pandas()
+    with naming_extras({"pandas": "esd,pandas"}, "analyze_model needs"):
+        import pandas  # noqa: F401 - said before hours of work, not after
     settings = AnalysisOptions(**options)
-    opened = _of_module(model, base, settings) if _is_module(model) else _of_name(model, base, settings)
-    return _table(opened, settings, progress)
+    in_memory = not isinstance(model, str | os.PathLike) and hasattr(model, "state_dict")
+    return _table((_of_module if in_memory else _of_name)(model, base, settings), settings, progress)
 
 
 def analyze_matrix(
@@ -100,25 +97,12 @@ def analyze_matrix(
         ValueError: these are no real numbers on two to five axes.
     """
     chosen = FitSettings(**settings)
-    slices = _slices(weights)
-    return analyse_layer(name, slices.matrices, chosen, device=device, conv=slices.conv)
+    matrices, conv = _slices(weights)
+    return analyse_layer(name, matrices, chosen, device=device, conv=conv)
 
 
-class _Opened(NamedTuple):
-    """What is to be analysed: the matrices, selected, and whose they are."""
-
-    matrices: list[WeightMatrix]
-    model_id: str
-    base: str | None
-
-
-class _Slices(NamedTuple):
-    matrices: list[npt.NDArray[Any]]
-    conv: bool
-
-
-def _is_module(model: Any) -> bool:
-    return not isinstance(model, str | os.PathLike) and hasattr(model, "state_dict")
+# A model's matrices, the names of its tensors, its id, and its base.
+_Opened = tuple[Sequence["WeightMatrix"], Iterable[str], str, str | None]
 
 
 def _of_module(module: Any, base: object, options: AnalysisOptions) -> _Opened:
@@ -132,15 +116,10 @@ def _of_module(module: Any, base: object, options: AnalysisOptions) -> _Opened:
     lora = adapter_factor(source.tensors)
     if lora is not None:
         raise BadModel(f"the module has an adapter that is not merged ({lora}): call its merge_and_unload() first")
-    found = selected(
-        list(matrices(source, embeddings=options.embeddings)), source.tensors, options.layers, options.exclude
-    )
-    return _Opened(found, type(module).__name__, None)
+    return list(matrices(source, embeddings=options.embeddings)), source.tensors, type(module).__name__, None
 
 
-def _of_name(
-    model: str | os.PathLike[str] | Any, base: str | os.PathLike[str] | None, options: AnalysisOptions
-) -> _Opened:
+def _of_name(model: Any, base: str | os.PathLike[str] | None, options: AnalysisOptions) -> _Opened:
     from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.names import parse_model
     from gpuherd.models.subject import base_of, open_subject
@@ -152,11 +131,12 @@ def _of_name(
     named = base_of(path, given, options.spectra_of)
     there = None if named is None else locate(parse_model(named))
     subject = open_subject(path, there, options.spectra_of, embeddings=options.embeddings)
-    found = selected(subject.matrices, subject.source.tensors, options.layers, options.exclude)
-    return _Opened(found, os.fspath(model), given or named)
+    return subject.matrices, subject.source.tensors, os.fspath(model), given or named
 
 
-def _table(opened: _Opened, options: AnalysisOptions, progress: Progress | None) -> pd.DataFrame:
+def _table(opened: _Opened, options: AnalysisOptions, progress: OnProgress | None) -> pd.DataFrame:
+    matrices, tensors, model_id, base = opened
+    found = selected(matrices, tensors, options.layers, options.exclude)
     parallel = not options.no_parallel_gpu
     devices, _ = choose_devices(options.device_map, cuda_devices(), torch_problem, all_gpus=parallel)
     eigs: dict[int, npt.NDArray[np.float64]] = {}
@@ -165,16 +145,11 @@ def _table(opened: _Opened, options: AnalysisOptions, progress: Progress | None)
         if options.save_eigs and spectrum.problem is None:
             eigs[index] = spectrum.evals
 
-    def matrix_done(done: int) -> None:
-        if progress is not None:
-            progress(done, len(opened.matrices))
-
-    rows = analyse_matrices(
-        opened.matrices, options, devices, parallel=parallel, on_progress=matrix_done, on_spectrum=keep
-    )
+    told = None if progress is None else lambda done: progress(done, len(found))
+    rows = analyse_matrices(found, options, devices, parallel=parallel, on_progress=told, on_spectrum=keep)
     if options.spectra_of == "delta":
         rows = without_unchanged(rows)
-    origin = Origin(opened.model_id, opened.base, "", options.convention_columns, __version__)
+    origin = Origin(model_id, base, "", options.convention_columns, __version__)
     table = _as_pandas(stats_rows(origin, rows))
     if options.save_eigs:
         import pandas as pd
@@ -195,9 +170,8 @@ def _as_pandas(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _slices(weights: Any) -> _Slices:
-    import numpy as np
-
+def _slices(weights: Any) -> tuple[list[npt.NDArray[Any]], bool]:
+    """The matrices of an array, and whether they are those of a convolution."""
     if hasattr(weights, "detach"):
         tensor = weights.detach().cpu()
         try:
@@ -212,14 +186,9 @@ def _slices(weights: Any) -> _Slices:
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float32 if array.dtype == np.float16 else np.float64)
     if array.ndim == 2:
-        return _Slices([array], conv=False)
+        return [array], False
     out, inputs = array.shape[:2]
-    return _Slices(list(np.moveaxis(array.reshape(out, inputs, -1), 2, 0)), conv=True)
-
-
-def _need_pandas() -> None:
-    with naming_extras({"pandas": "esd,pandas"}, "analyze_model needs"):
-        import pandas  # noqa: F401 - said before hours of work, not after
+    return list(np.moveaxis(array.reshape(out, inputs, -1), 2, 0)), True
 
 
 # ---- the guides' function
@@ -288,61 +257,36 @@ def net_esd_estimator(
         BadModel: the network's weights can't be read.
         MissingExtra: torch is not installed.
     """
-    method = _method(fix_fingers)
+    method: FixFingers = "DKS" if fix_fingers is None else fix_fingers
+    if method not in get_args(FixFingers):
+        raise UsageError(f"fix_fingers={fix_fingers!r}; possible: None, 'DKS', 'xmin_mid', 'xmin_peak'")
     if not 0 < conv_norm < math.inf:
         raise UsageError(f"conv_norm={conv_norm!r} must be a positive number")
     settings = FitSettings(
         fix_fingers="xmin_mid", evals_thresh=EVALS_THRESH, bins=bins, xmin_pos=xmin_pos, precision=compute_dtype
     )
     layers = _layers(net, filter_type)
-    choice = _FitChoice(EVALS_THRESH if filter_zeros else None, method, bins, xmin_pos, conv_norm)
-    epsilon = float(np.finfo(np.float32 if compute_dtype == "float32" else np.float64).eps)
+    chosen = replace(settings, fix_fingers=method)
     kept: dict[int, dict[str, Any]] = {}
 
     def keep(index: int, spectrum: LayerSpectrum) -> None:
-        figures = _figures(layers[index], spectrum, choice, epsilon)
+        figures = _figures(*layers[index], spectrum, chosen, filter_zeros, conv_norm)
         if figures is not None:
             kept[index] = figures if save_eigs else figures | {"eigs": None}
 
-    matrices = [layer.matrix for layer in layers]
+    matrices = [matrix for matrix, _ in layers]
     if use_svd:
         for index, matrix in enumerate(matrices):
             keep(index, _by_svd(matrix, np.dtype(compute_dtype)))
     else:
         devices = _devices(parallel, device_ids, max_workers)
-        analyse_matrices(matrices, settings, devices, parallel=True, on_progress=_untold, on_spectrum=keep)
+        analyse_matrices(matrices, settings, devices, parallel=True, on_spectrum=keep)
     return {key: [kept[index][key] for index in sorted(kept)] for key in KEYS}
 
 
-@dataclass(frozen=True, slots=True)
-class _FitChoice:
-    """How eigenvalues are kept and fitted. ``threshold`` is None where all are kept."""
-
-    threshold: float | None
-    method: FixFingers
-    bins: int
-    xmin_pos: float
-    conv_norm: float
-
-
-@dataclass(frozen=True, slots=True)
-class _NetLayer:
-    """A matrix, and how many numbers that function counts for it: its weights, and the bias of an undivided layer."""
-
-    matrix: WeightMatrix
-    params: int
-
-
-def _method(fix_fingers: str | None) -> FixFingers:
-    if fix_fingers in (None, "DKS"):
-        return "DKS"
-    if fix_fingers == "xmin_mid" or fix_fingers == "xmin_peak":
-        return fix_fingers  # type: ignore[return-value]
-    raise UsageError(f"fix_fingers={fix_fingers!r}; possible: None, 'DKS', 'xmin_mid', 'xmin_peak'")
-
-
-def _layers(net: torch.nn.Module, filter_type: bool) -> list[_NetLayer]:
-    """The matrices in the order of the network."""
+def _layers(net: torch.nn.Module, filter_type: bool) -> list[tuple[WeightMatrix, int]]:
+    """The matrices in the order of the network, each with how many numbers that function counts for it: its weights,
+    and the bias of an undivided layer."""
     from gpuherd.models.checkpoints.module import module_source
     from gpuherd.models.tensors.matrices import matrices
 
@@ -358,7 +302,7 @@ def _layers(net: torch.nn.Module, filter_type: bool) -> list[_NetLayer]:
             continue
         bias = getattr(module, "bias", None) if whole[matrix.tensor] == 1 else None
         trained = getattr(bias, "requires_grad", False)
-        layers.append(_NetLayer(matrix, matrix.params + (math.prod(bias.shape) if bias is not None and trained else 0)))
+        layers.append((matrix, matrix.params + (math.prod(bias.shape) if bias is not None and trained else 0)))
     return layers
 
 
@@ -386,11 +330,6 @@ def _devices(parallel: bool, device_ids: Sequence[int] | None, max_workers: int 
     return tuple(dict.fromkeys(chosen))[:max_workers]
 
 
-def _untold(done: int) -> None:
-    """Ignores progress: the caller gave no function for it."""
-    logger.debug("%d layers done", done)
-
-
 def _by_svd(matrix: WeightMatrix, dtype: np.dtype[Any]) -> LayerSpectrum:
     slices = [np.asarray(each, dtype) for each in matrix.slices()]
     if not all(np.isfinite(each).all() for each in slices):
@@ -399,42 +338,37 @@ def _by_svd(matrix: WeightMatrix, dtype: np.dtype[Any]) -> LayerSpectrum:
     return checked(np.sort(values**2) * (CONV_NORM if matrix.kind == "conv" else 1.0))
 
 
-def _figures(layer: _NetLayer, spectrum: LayerSpectrum, choice: _FitChoice, epsilon: float) -> dict[str, Any] | None:
+def _figures(
+    matrix: WeightMatrix, params: int, spectrum: LayerSpectrum, chosen: FitSettings, filter_zeros: bool, norm: float
+) -> dict[str, Any] | None:
     """The figures of one layer by ``KEYS``; None for a layer of one eigenvalue."""
-    matrix = layer.matrix
     rows, columns = matrix.shape
-    about = {"longname": matrix.longname, "M": rows, "N": columns, "params": layer.params}
+    about = {"longname": matrix.longname, "M": rows, "N": columns, "params": params}
     if spectrum.problem is not None:
         if min(rows, columns) * (matrix.params // (rows * columns)) < 2:
             return None
         logger.warning("%s: %s", matrix.longname, spectrum.problem)
         return dict.fromkeys(KEYS) | about | {"eigs": np.empty(0), "num_evals": 0}
-    evals = spectrum.evals * (choice.conv_norm / CONV_NORM) if matrix.kind == "conv" else spectrum.evals
-    above = evals[evals > choice.threshold] if choice.threshold is not None else evals
+    evals = spectrum.evals * (norm / CONV_NORM) if matrix.kind == "conv" else spectrum.evals
+    above = evals[evals > chosen.evals_thresh] if filter_zeros else evals
     kept = above if len(above) else evals
     if len(kept) < 2:
         return None
-    fit = _fit(kept, choice)
+    fit = _fit(kept, chosen)
     if fit.alpha is None:
         logger.warning("%s: %s", matrix.longname, fit.status)
-    return about | _of_spectrum(kept, columns, epsilon) | _of_fit(kept, fit)
+    return about | _of_spectrum(kept, columns, float(np.finfo(chosen.precision).eps)) | _of_fit(kept, fit)
 
 
 def _of_spectrum(kept: Float64, columns: int, epsilon: float) -> dict[str, Any]:
-    norm, largest = float(kept.sum()), float(kept[-1])
     sigma = np.sqrt(kept)
     rank = int(np.count_nonzero(sigma > sigma[-1] * columns * epsilon))
-    return {
+    return norms(kept) | {
         "num_evals": len(kept),
-        "norm": norm,
-        "log_norm": math.log10(norm),
-        "spectral_norm": largest,
-        "log_spectral_norm": math.log10(largest),
-        "stable_rank": norm / largest,
         "matrix_rank": rank,
-        "entropy": _entropy(kept / norm, rank),
+        "entropy": _entropy(kept / kept.sum(), rank),
         "xmin": float(kept[0]),
-        "xmax": largest,
+        "xmax": float(kept[-1]),
         "eigs": kept,
     }
 
@@ -450,20 +384,19 @@ def _entropy(p: Float64, rank: int) -> float | None:
 def _of_fit(kept: Float64, fit: PowerLawFit) -> dict[str, Any]:
     if fit.alpha is None:
         return dict.fromkeys(("alpha", "D", "alpha_weighted", "log_alpha_norm"))
-    logs = fit.alpha * np.log(kept[kept > 0])
     return {
         "alpha": fit.alpha,
         "D": fit.D,
         "alpha_weighted": fit.alpha * math.log10(float(kept[-1])),
-        "log_alpha_norm": float((logs[-1] + np.log(np.exp(logs - logs[-1]).sum())) / math.log(10.0)),
+        "log_alpha_norm": log_alpha_norm(kept, fit.alpha),
     }
 
 
-def _fit(kept: Float64, choice: _FitChoice) -> PowerLawFit:
+def _fit(kept: Float64, chosen: FitSettings) -> PowerLawFit:
     """The fit to all kept eigenvalues. Zeros among them count where the tail is chosen by its place."""
-    if choice.method != "xmin_mid":
-        return fit_power_law(kept[kept > 0], choice.method, bins=choice.bins)
-    tail = kept[min(int(len(kept) // choice.xmin_pos), len(kept) - 2) :]
+    if chosen.fix_fingers != "xmin_mid":
+        return fit_power_law(kept[kept > 0], chosen.fix_fingers, bins=chosen.bins)
+    tail = kept[min(int(len(kept) // chosen.xmin_pos), len(kept) - 2) :]
     if tail[0] <= 0:
         return PowerLawFit(None, None, None, None, None, None, "the eigenvalue in the middle is zero")
     # Of this tail the first is xmin.

@@ -11,14 +11,15 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpuherd.engines.options import refuse_ranks
 from gpuherd.errors import UsageError
 from gpuherd.esd.tails import tails
 from gpuherd.jobs.options import ORDERS, DispatchOptions, Order
-from gpuherd.options import accepts_aliases, option
-from gpuherd.units import count, duration_s, positive_int
+from gpuherd.options import accepts_aliases, option, option_fields
+from gpuherd.units import amount, count, duration_s, positive_int
 
 # ---- how a spectrum is computed and fitted: the options of one matrix, and so of all rows of a result
 
@@ -28,34 +29,27 @@ KS = Literal["one-sided", "two-sided"]
 KS_KINDS: tuple[KS, ...] = get_args(KS)
 Precision = Literal["float64", "float32"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_analysis = partial(option, group="analysis")
 # A histogram of so many bins has one for any two eigenvalues that a plot could tell apart.
 MOST_BINS = 1_000_000
 
 
-def nonnegative(word: str) -> float:
-    """A finite number, 0 or more."""
-    try:
-        value = float(word)
-    except ValueError:
-        raise ValueError(f"{word!r} is not a number") from None
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{word!r} is not a finite number of 0 or more")
-    return value
-
-
 def of_one_type(options: Any, config_type: type) -> None:
     """Gives each number and each yes or no of ``options`` the type of its default: 2, 2.0 and NumPy's 2.0 are one and
-    the same option, which is reported and compared as text. Raises UsageError for a value of another kind.
+    the same option, which is reported and compared as text. Raises UsageError for a value of another kind, or one that
+    is none of the option's choices.
 
     Args:
         options: a frozen dataclass that is being made.
         config_type: the dataclass that declares the options.
     """
-    for declared in fields(config_type):
+    for declared, spec in option_fields(config_type):
+        value = getattr(options, declared.name)
+        if spec.choices is not None and value not in spec.choices:
+            raise UsageError(f"{declared.name}={value!r} is unknown; possible: {', '.join(spec.choices)}")
         convert = _CONVERSIONS.get(type(declared.default))
         if convert is None:
             continue
-        value = getattr(options, declared.name)
         try:
             object.__setattr__(options, declared.name, convert(value))
         except (TypeError, ValueError, OverflowError):
@@ -84,53 +78,42 @@ _CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _yes_or_no, int: _intege
 
 @dataclass(frozen=True)
 class _PowerLawSettings:
-    fix_fingers: Method = option(
+    fix_fingers: Method = _analysis(
         "xmin_mid",
         help="how the start of the power-law tail is chosen: at the median, near the peak of the histogram (in its "
         "documented window, or in the wide one of the older codes), or by search over all eigenvalues",
         choices=METHODS,
-        group="analysis",
     )
-    evals_thresh: float = option(
-        1e-5, help="eigenvalues up to this are left out of the fit", parse=nonnegative, metavar="X", group="analysis"
+    evals_thresh: float = _analysis(
+        1e-5, help="eigenvalues up to this are left out of the fit", parse=amount, metavar="X"
     )
-    bins: int = option(
-        100,
-        help="bins of the histogram in which xmin_peak finds the peak",
-        parse=positive_int,
-        metavar="N",
-        group="analysis",
+    bins: int = _analysis(
+        100, help="bins of the histogram in which xmin_peak finds the peak", parse=positive_int, metavar="N"
     )
-    ks: KS = option(
+    ks: KS = _analysis(
         "one-sided",
         help="the Kolmogorov-Smirnov distance: by the left limits of the empirical distribution, as WeightWatcher and "
         "TempBalance compute it, or by both limits, as in textbooks",
         choices=KS_KINDS,
-        group="analysis",
     )
-    xmin_pos: float = option(
+    xmin_pos: float = _analysis(
         2.0,
         help="xmin_mid starts the tail at eigenvalue n / X in ascending order: 2 is the median",
         parse=float,
         metavar="X",
-        group="analysis",
     )
-    delta: float = option(
+    delta: float = _analysis(
         1e-3,
         help="alpha_lo and alpha_hi span every tail whose distance is within X of the best",
-        parse=nonnegative,
+        parse=amount,
         metavar="X",
-        group="analysis",
     )
-    clip_xmax: bool = option(
-        False, help="leave out the largest eigenvalues where they inflate alpha (fingers)", group="analysis"
-    )
-    bootstrap: int = option(
+    clip_xmax: bool = _analysis(False, help="leave out the largest eigenvalues where they inflate alpha (fingers)")
+    bootstrap: int = _analysis(
         0,
         help="samples for a p-value of the power law by parametric bootstrap (0: none; 2500 give two digits)",
         parse=count,
         metavar="N",
-        group="analysis",
     )
 
 
@@ -143,7 +126,7 @@ if TYPE_CHECKING:
 else:
     _WithTails = make_dataclass(
         "_WithTails",
-        [(tail.name, bool, option(False, help=tail.help, group="analysis")) for tail in tails()],
+        [(tail.name, bool, _analysis(False, help=tail.help)) for tail in tails()],
         bases=(_PowerLawSettings,),
         frozen=True,
     )
@@ -158,27 +141,19 @@ class FitSettings(_WithTails):
         UsageError: a value that is not allowed.
     """
 
-    mp_fit: bool = option(False, help="fit the Marchenko-Pastur law to the bulk too", group="analysis")
-    randomize: bool = option(
-        False, help="compare with the spectrum of the same weights in random order", group="analysis"
-    )
-    farms: bool = option(
-        False, help="fit the pooled spectrum of windows of fixed aspect ratio too (FARMS)", group="analysis"
-    )
-    seed: int = option(0, help="of the bootstrap and the random order", parse=count, metavar="N", group="analysis")
-    precision: Precision = option(
+    mp_fit: bool = _analysis(False, help="fit the Marchenko-Pastur law to the bulk too")
+    randomize: bool = _analysis(False, help="compare with the spectrum of the same weights in random order")
+    farms: bool = _analysis(False, help="fit the pooled spectrum of windows of fixed aspect ratio too (FARMS)")
+    seed: int = _analysis(0, help="of the bootstrap and the random order", parse=count, metavar="N")
+    precision: Precision = _analysis(
         "float64",
         help="arithmetic of the eigenvalues: float32 halves the time of matrices that are longer than wide, and can "
         "move a searched alpha by 0.1",
         choices=PRECISIONS,
-        group="analysis",
     )
 
     def __post_init__(self) -> None:
         of_one_type(self, FitSettings)
-        for name, allowed in (("fix_fingers", METHODS), ("ks", KS_KINDS), ("precision", PRECISIONS)):
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"{name}={getattr(self, name)!r} is unknown; possible: {', '.join(allowed)}")
         for name in ("evals_thresh", "delta"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be a finite number, 0 or more")
@@ -208,39 +183,30 @@ DEVICE_MAPS = ("auto", "cpu", "cuda")
 class AnalysisOptions(FitSettings):
     """How a model is analysed: what the experiment hands on to each worker, and what its results depend on."""
 
-    embeddings: bool = option(False, help="analyse embedding matrices too", group="analysis")
-    layers: tuple[str, ...] = option(
+    embeddings: bool = _analysis(False, help="analyse embedding matrices too")
+    layers: tuple[str, ...] = _analysis(
         (),
         help="analyse only matrices whose name matches one of these patterns, like 'model.layers.0.*' or '*.q_proj'",
         many=True,
         metavar="PATTERN",
-        group="analysis",
     )
-    exclude: tuple[str, ...] = option(
-        (),
-        help="leave out matrices whose name matches one of these patterns",
-        many=True,
-        metavar="PATTERN",
-        group="analysis",
+    exclude: tuple[str, ...] = _analysis(
+        (), help="leave out matrices whose name matches one of these patterns", many=True, metavar="PATTERN"
     )
-    spectra_of: SpectraOf = option(
+    spectra_of: SpectraOf = _analysis(
         "weights",
         help="the weights (of an adapter: merged into its base), an adapter's update BA alone, or the weights minus "
         "those of the base",
         choices=SPECTRA_OF,
-        group="analysis",
     )
-    save_eigs: bool = option(False, help="keep all eigenvalues in eigs/<model>.parquet", group="analysis")
-    device_map: str = option(
+    save_eigs: bool = _analysis(False, help="keep all eigenvalues in eigs/<model>.parquet")
+    device_map: str = _analysis(
         "auto",
         help="where spectra are computed: on the job's GPU if there is one, on the CPU, or on a GPU or not at all",
         choices=DEVICE_MAPS,
-        group="analysis",
     )
-    no_parallel_gpu: bool = option(
-        False,
-        help="one matrix after the other on the first GPU: no reading ahead, no spreading over the job's GPUs",
-        group="analysis",
+    no_parallel_gpu: bool = _analysis(
+        False, help="one matrix after the other on the first GPU: no reading ahead, no spreading over the job's GPUs"
     )
 
     def __post_init__(self) -> None:
@@ -248,10 +214,6 @@ class AnalysisOptions(FitSettings):
         of_one_type(self, AnalysisOptions)
         for name in ("layers", "exclude"):
             object.__setattr__(self, name, _patterns(name, getattr(self, name)))
-        if self.spectra_of not in SPECTRA_OF:
-            raise UsageError(f"spectra_of={self.spectra_of!r}; possible: {', '.join(SPECTRA_OF)}")
-        if self.device_map not in DEVICE_MAPS:
-            raise UsageError(f"device_map={self.device_map!r}; possible: {', '.join(DEVICE_MAPS)}")
 
     @property
     def convention_columns(self) -> dict[str, Any]:
@@ -259,52 +221,34 @@ class AnalysisOptions(FitSettings):
         values = {name: getattr(self, name) for name in CONVENTION}
         return {name: " ".join(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
-    @property
-    def convention(self) -> str:
-        """The same as one line: results of two conventions can't be compared."""
-        return " ".join(f"{name}={value}" for name, value in self.convention_columns.items())
-
 
 # Where a model is analysed, how fast, and what else is kept: no figure depends on these.
 NEUTRAL_OPTIONS = frozenset({"device_map", "no_parallel_gpu", "save_eigs"})
 CONVENTION: tuple[str, ...] = tuple(each.name for each in fields(AnalysisOptions) if each.name not in NEUTRAL_OPTIONS)
 
 
+_io = partial(option, group="input and output")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ESDRunOptions:
     """What to analyse, where results go, and how the run behaves."""
 
-    model_list: str | os.PathLike[str] | None = option(
-        None, help="CSV file with the models to analyse", metavar="CSV", group="input and output"
+    model_list: str | os.PathLike[str] | None = _io(None, help="CSV file with the models to analyse", metavar="CSV")
+    single_model: str | os.PathLike[str] | None = _io(
+        None, help="analyse one model: a Hugging Face id, a folder or a file", metavar="MODEL"
     )
-    single_model: str | os.PathLike[str] | None = option(
-        None,
-        help="analyse one model: a Hugging Face id, a folder or a file",
-        metavar="MODEL",
-        group="input and output",
-    )
-    base_model: str | os.PathLike[str] | None = option(
+    base_model: str | os.PathLike[str] | None = _io(
         None,
         help="the base of --single-model when that is an adapter (default: what its own config names)",
         metavar="MODEL",
-        group="input and output",
     )
-    output_dir: str | os.PathLike[str] = option(
-        "./esd_results", help="folder for results", metavar="DIR", group="input and output"
+    output_dir: str | os.PathLike[str] = _io("./esd_results", help="folder for results", metavar="DIR")
+    log_dir: str | os.PathLike[str] | None = _io(
+        None, help="folder for log files (default: logs in the output folder)", metavar="DIR"
     )
-    log_dir: str | os.PathLike[str] | None = option(
-        None, help="folder for log files (default: logs in the output folder)", metavar="DIR", group="input and output"
-    )
-    overwrite: bool = option(
-        False, help="analyse again what is already done, also with other analysis options", group="input and output"
-    )
-    limit: int | None = option(
-        None,
-        help="take only the first N rows of the model list",
-        parse=positive_int,
-        metavar="N",
-        group="input and output",
-    )
+    overwrite: bool = _io(False, help="analyse again what is already done, also with other analysis options")
+    limit: int | None = _io(None, help="take only the first N rows of the model list", parse=positive_int, metavar="N")
     mode: str = option("esd", help="kind of experiment: esd", metavar="MODE", group="running")
     dry_run: bool = option(False, help="show what would run and start nothing", group="running")
     enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="running")

@@ -20,14 +20,31 @@ from rich.console import Console
 from gpuherd import __version__
 from gpuherd.atomic import append_line
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.esd.folder import ESDDirectory, refuse_another, refuse_to_mix
+from gpuherd.esd.folder import failure_records, refuse_another, refuse_to_mix
 from gpuherd.esd.model_list import ModelRow, RefusedRow
-from gpuherd.esd.plan import AnalysisPlan, gpus_needed, make_job, make_plan, result_file, run_directory, worker_command
-from gpuherd.esd.summary import GatheredModels, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
+from gpuherd.esd.plan import (
+    AnalysisPlan,
+    PlanLine,
+    gpus_needed,
+    make_job,
+    make_plan,
+    print_plan,
+    run_directory,
+    worker_command,
+)
+from gpuherd.esd.summary import (
+    FailureLine,
+    GatheredModels,
+    ModelSummary,
+    done_jobs,
+    gather,
+    is_done,
+    print_summary,
+    write_summary,
+)
 from gpuherd.esd.tails import tails
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Failure, Outcome
-from gpuherd.report.tables import FailureLine, PlanLine, SummaryLine, print_plan, print_summary
 from gpuherd.runs.console import track
 from gpuherd.runs.spec import begun_here, now, versions
 from gpuherd.runs.stage import Stage, StageOutcome
@@ -35,6 +52,7 @@ from gpuherd.runs.stage import Stage, StageOutcome
 logger = logging.getLogger(__name__)
 
 REFUSED = "refused"
+_ENDS = ("failed", "waiting", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -50,9 +68,9 @@ class ExperimentOutcome(StageOutcome):
     """
 
     refused: tuple[RefusedRow, ...] = ()
-    results: tuple[ModelResult, ...] = ()
+    results: tuple[ModelSummary, ...] = ()
     done_before: int = 0
-    others: tuple[OtherResult, ...] = ()
+    others: tuple[FailureLine, ...] = ()
 
     @property
     def is_poor(self) -> bool:
@@ -117,8 +135,7 @@ class ESDExperiment(Stage[ExperimentOutcome]):
         if self.outcome is not None:
             places = [("results", str(self.directory.stats)), ("summary", str(self.directory.summary))]
             places.append(("logs", str(self.directory.logs)))
-            lines = [_summary_line(result) for result in self.outcome.results]
-            print_summary(self.console, lines, self.failures(), places, self.headline())
+            print_summary(self.console, self.outcome.results, self.failures(), places, self.headline())
 
     # --- figures for summaries ----------------------------------------------------------------------------------
 
@@ -128,22 +145,24 @@ class ESDExperiment(Stage[ExperimentOutcome]):
         jobs = self.outcome.jobs if self.outcome is not None else None
         failed: Sequence[Failure] = () if jobs is None else jobs.failures
         others = () if self.outcome is None else self.outcome.others
-        lines = [FailureLine(failure.title, failure.sentence) for failure in failed]
-        return refused + lines + [FailureLine(other.model, other.reason) for other in others]
+        return [*refused, *(FailureLine(failure.title, failure.sentence) for failure in failed), *others]
 
     def headline(self) -> str:
         """The counts in one line."""
         if self.outcome is None:
             return "not run yet"
-        jobs = self.outcome.jobs
-        counts = [("done", len(self.outcome.results)), ("refused", len(self.plan.refused))]
-        if jobs is not None:
-            counts += [("failed", jobs.failed), ("waiting", jobs.waiting), ("cancelled", jobs.cancelled)]
-        text = ", ".join(f"{number} {word}" for word, number in counts if number or word == "done")
+        counts = self._counts(self.outcome)
+        text = ", ".join(f"{number} {word}" for word, number in counts.items() if number or word == "done")
         if self.outcome.done_before:
             text = text.replace(" done", f" done ({self.outcome.done_before} before this run)", 1)
+        jobs = self.outcome.jobs
         stopped = jobs is not None and jobs.interrupted
         return f"{text}; stopped: the same command goes on from here" if stopped else text
+
+    def _counts(self, outcome: ExperimentOutcome) -> dict[str, int]:
+        """Models of the list, by what became of them."""
+        jobs = {} if outcome.jobs is None else {name: getattr(outcome.jobs, name) for name in _ENDS}
+        return {"done": len(outcome.results), "refused": len(self.plan.refused)} | jobs
 
     def to_dict(self) -> dict[str, Any]:
         """Plan or outcome as plain JSON values, for ``--json``."""
@@ -154,17 +173,15 @@ class ESDExperiment(Stage[ExperimentOutcome]):
             ]
             engine = {} if self.outlook is None else self.outlook.to_dict()
             return engine | {"plan": [asdict(line) for line in self._plan_lines()], "refused": refused}
-        jobs = self.outcome.jobs
+        jobs, counts = self.outcome.jobs, self._counts(self.outcome)
         return {
             "exit_code": int(self.outcome.exit_code),
             "interrupted": jobs is not None and jobs.interrupted,
-            "counts": {
-                "done": len(self.outcome.results),
-                "failed": 0 if jobs is None else jobs.failed,
-                "refused": len(self.plan.refused),
-                "waiting": 0 if jobs is None else jobs.waiting,
-            },
-            "models": [_result_entry(result) for result in self.outcome.results],
+            "counts": {name: counts.get(name, 0) for name in ("done", "failed", "refused", "waiting")},
+            "models": [
+                {"stats": str(each.stats), "seconds": each.seconds, "gpus": list(each.gpus)} | each.columns()
+                for each in self.outcome.results
+            ],
             "failures": [asdict(line) for line in self.failures()],
             "output_dir": str(self.directory.root),
             "summary": str(self.directory.summary),
@@ -218,7 +235,7 @@ class ESDExperiment(Stage[ExperimentOutcome]):
 
     def finish(self, jobs: Outcome | None) -> ExperimentOutcome:
         """Rebuilds the summary file from the queue and the stats files; of the list those models that are done."""
-        found = GatheredModels((), ())
+        found = GatheredModels()
         if self.directory.queue.exists():
             found = gather(self.directory, list(zip(self.jobs(), self.plan.models, strict=True)))
             write_summary(self.directory, found.results)
@@ -245,29 +262,20 @@ class ESDExperiment(Stage[ExperimentOutcome]):
 
     def _check_others(self) -> None:
         """Refuses to overwrite some results with other analysis options and to leave the others as they are."""
-        anew = {result_file(self.directory, planned.row) for planned in self.plan.models}
+        anew = {self.directory.stats_file(planned.row.model_id) for planned in self.plan.models}
         refuse_to_mix(self.directory, self.config.convention_columns, anew)
 
     def _report_refused(self) -> None:
         """Tells each refused row as one line, and in failures.jsonl unless an earlier run already has."""
-        told = set(_reported_refusals(self.directory))
+        records = failure_records(self.directory)
+        told = {(each.get("title"), each.get("reason")) for each in records if each.get("class") == REFUSED}
         for refusal in self.plan.refused:
             line = f"{self._where(refusal)}: {refusal.reason}"
             logger.error("%s", line)
             self.console.print(f"refused  {line}", style="red", markup=False, highlight=False, soft_wrap=True)
             if (refusal.model_id, refusal.reason) not in told:
-                append_line(self.directory.failures, json.dumps(self._failure_record(refusal)))
-
-    def _failure_record(self, refusal: RefusedRow) -> dict[str, Any]:
-        return {
-            "time": now(),
-            "job": None,
-            "title": refusal.model_id,
-            "row": refusal.line,
-            "attempt": 0,
-            "class": REFUSED,
-            "reason": refusal.reason,
-        }
+                about = {"time": now(), "job": None, "title": refusal.model_id, "row": refusal.line, "attempt": 0}
+                append_line(self.directory.failures, json.dumps(about | {"class": REFUSED, "reason": refusal.reason}))
 
     def _where(self, refusal: RefusedRow) -> str:
         return refusal.where(None if self.config.model_list is None else os.fspath(self.config.model_list))
@@ -298,36 +306,3 @@ class ESDExperiment(Stage[ExperimentOutcome]):
             return set()
         done = done_jobs(self.directory)
         return {job.name for job in jobs if is_done(job, done) and Path(str(job.result)).exists()}
-
-
-def _summary_line(result: ModelResult) -> SummaryLine:
-    summary = result.summary
-    return SummaryLine(
-        model=summary.lineage["model_id"],
-        layers=summary.layers,
-        without_fit=summary.without_fit,
-        alpha_mean=summary.metrics.get("alpha_mean"),
-        alpha_min=summary.metrics.get("alpha_min"),
-        alpha_max=summary.metrics.get("alpha_max"),
-        seconds=result.seconds,
-        gpus=", ".join(result.gpus) or "CPU",
-    )
-
-
-def _result_entry(result: ModelResult) -> dict[str, Any]:
-    return {"stats": str(result.stats), "seconds": result.seconds, "gpus": list(result.gpus)} | result.summary.columns()
-
-
-def _reported_refusals(directory: ESDDirectory) -> Iterable[tuple[str, str]]:
-    """Model and reason of each refusal that failures.jsonl holds already."""
-    try:
-        lines = directory.failures.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # the last line of a run that was killed while writing it
-        if isinstance(record, dict) and record.get("class") == REFUSED:
-            yield str(record.get("title")), str(record.get("reason"))

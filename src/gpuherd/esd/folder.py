@@ -7,9 +7,12 @@ the rows of a stats file: figures depend on it, and results of two conventions m
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +25,11 @@ from gpuherd.jobs.options import foreign
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.models.names import safe_filename
 from gpuherd.options import option_fields, spellings
+
+logger = logging.getLogger(__name__)
+
+# Called with how many are done, and how many there are.
+OnProgress = Callable[[int, int], None]
 
 # What is made of the data set of results, and can be made again from it (``remake``).
 View = Literal["stats", "metrics", "summary"]
@@ -58,14 +66,6 @@ class ESDDirectory(RunDirectory):
     def stats_files(self) -> list[Path]:
         """The stats files that are there, by name."""
         return sorted(path for path in self.stats.glob("*.csv") if not path.name.startswith("."))
-
-    def model_file(self, folder: Path, model_id: str, suffix: str) -> Path:
-        """A model's file in one of the folders; ``suffix`` with its dot."""
-        return folder / f"{safe_filename(model_id)}{suffix}"
-
-    def coverage_file(self, model_id: str) -> Path:
-        """A model's coverage table."""
-        return self.model_file(self.coverage, model_id, ".csv")
 
     @property
     def folders_of_results(self) -> tuple[Path, ...]:
@@ -109,17 +109,35 @@ def _format_option(convention: Mapping[str, str], name: str) -> str:
     return f"{name}={convention[name] or '(none)'}" if name in convention else f"{name}=(not said)"
 
 
+def run_record(directory: ESDDirectory) -> dict[str, Any]:
+    """What run.json holds; nothing where that is no record. Raises OSError, ValueError."""
+    record = json.loads(directory.run_json.read_text(encoding="utf-8"))
+    return record if isinstance(record, dict) else {}
+
+
+def failure_records(directory: ESDDirectory, most: int | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of failures.jsonl that are JSON objects, so many at most; one that a kill cut short is passed over."""
+    try:
+        with directory.failures.open(encoding="utf-8", errors="replace") as file:
+            for line in itertools.islice(file, most):
+                with suppress(ValueError):
+                    if isinstance(record := json.loads(line), dict):
+                        yield record
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        logger.warning("%s can't be read: %s", directory.failures, problem)
+
+
 def recorded(directory: ESDDirectory) -> dict[str, str] | None:
     """The convention of the results that a folder holds or is to hold, None where there are none (a start that was
     refused leaves none): as its run.json says, or where that is gone or of no use, as the first of its stats files."""
     stats = directory.stats_files()
     if not stats and not _has_jobs(directory):
         return None
-    try:
-        record = json.loads(directory.run_json.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        record = None
-    convention = record.get("convention") if isinstance(record, dict) else None
+    convention = None
+    with suppress(OSError, ValueError):
+        convention = run_record(directory).get("convention")
     if isinstance(convention, str):  # as gpuherd 0.1 wrote it
         convention = dict(word.split("=", 1) for word in convention.split() if "=" in word)
     if isinstance(convention, dict):
@@ -144,15 +162,17 @@ def _of_file(path: Path) -> dict[str, str] | None:
         return None
 
 
-def refuse_another(directory: ESDDirectory, convention: Mapping[str, Any], remedy: str) -> None:
-    """Refuses a folder that holds results of another convention. Raises UsageError, which ends with ``remedy``."""
+def _two_conventions(directory: ESDDirectory, convention: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What the results of a folder were made with, and ``convention``, where they differ; None where they don't."""
     theirs, ours = recorded(directory), as_text(convention)
     names = () if theirs is None else differing(theirs, ours)
-    if theirs is not None and names:
-        raise UsageError(
-            f"{directory.root} holds results made with {format_convention(theirs, names)}; these have "
-            f"{format_convention(ours, names)}. {remedy}"
-        )
+    return (format_convention(theirs, names), format_convention(ours, names)) if theirs is not None and names else None
+
+
+def refuse_another(directory: ESDDirectory, convention: Mapping[str, Any], remedy: str) -> None:
+    """Refuses a folder that holds results of another convention. Raises UsageError, which ends with ``remedy``."""
+    if both := _two_conventions(directory, convention):
+        raise UsageError(f"{directory.root} holds results made with {both[0]}; these have {both[1]}. {remedy}")
 
 
 def refuse_to_mix(directory: ESDDirectory, convention: Mapping[str, Any], anew: Collection[Path]) -> None:
@@ -163,14 +183,11 @@ def refuse_to_mix(directory: ESDDirectory, convention: Mapping[str, Any], anew: 
 
     Raises UsageError.
     """
-    theirs, ours = recorded(directory), as_text(convention)
-    names = () if theirs is None else differing(theirs, ours)
-    others = [path.stem for path in directory.stats_files() if path not in anew] if names else []
-    if theirs is not None and others:
+    both = _two_conventions(directory, convention)
+    if both and (others := [path.stem for path in directory.stats_files() if path not in anew]):
         raise UsageError(
             f"{directory.root} also holds results that this would not make anew ({len(others)}: "
-            f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}), made with "
-            f"{format_convention(theirs, names)} and not with {format_convention(ours, names)}. "
+            f"{', '.join(others[:3])}{', …' if len(others) > 3 else ''}), made with {both[0]} and not with {both[1]}. "
             "Choose another --output-dir"
         )
 
@@ -200,15 +217,14 @@ def earlier_run(directory: ESDDirectory) -> EarlierRun:
     """
     where = directory.root
     try:
-        record = json.loads(directory.run_json.read_text(encoding="utf-8"))
+        record = run_record(directory)
     except FileNotFoundError:
         raise UsageError(f"there is no run to go on with in {where}: it has no run.json") from None
     except (OSError, ValueError) as problem:
         raise UsageError(f"{directory.run_json} can't be read: {problem}; give the options again instead") from None
-    if isinstance(record, dict) and "imported_from" in record:
+    if "imported_from" in record:
         raise UsageError(f"{where} holds imported results: there is no run to go on with")
-    options = record.get("config") if isinstance(record, dict) else None
-    cwd = record.get("cwd") if isinstance(record, dict) else None
+    options, cwd = record.get("config"), record.get("cwd")
     if not isinstance(options, dict) or not isinstance(cwd, str):
         raise UsageError(f"{directory.run_json} is no record of gpuherd esd; give the options again instead")
     unknown = sorted(options.keys() - {declared.name for declared in fields(ExperimentConfig)})
@@ -236,7 +252,7 @@ def resumed(earlier: EarlierRun, given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("overwrite"):
         raise UsageError("--resume goes on with what is there and --overwrite does it anew; leave one of them out")
     for name in (*OF_THE_LIST, *CONVENTION):
-        was = earlier.options.get(name, _default(name))
+        was = earlier.options.get(name, getattr(ExperimentConfig, name))  # else what an older gpuherd did
         if name in given and _comparable(name, given[name], earlier) != _comparable(name, was, earlier):
             kind = "another list" if name in OF_THE_LIST else "another convention, whose results don't mix"
             raise UsageError(
@@ -264,11 +280,6 @@ def _format_value(value: Any) -> str:
         return "on" if value else "off"
     text = " ".join(value) if isinstance(value, list | tuple) else "" if value is None else str(value)
     return printable(text or "(none)")
-
-
-def _default(name: str) -> Any:
-    """What an older gpuherd, which did not know this option, did without saying."""
-    return next(declared.default for declared in fields(ExperimentConfig) if declared.name == name)
 
 
 def _flag(name: str) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from gpuherd.engines.host import cores
 from gpuherd.esd.on_device import (
@@ -44,35 +44,29 @@ if TYPE_CHECKING:
 
 # ---- reading ahead: in a given order, and no more ahead than so many bytes
 
-T = TypeVar("T")
-
 
 class LanesStopped(Exception):
     """Reading was stopped: the requested pieces will not come."""
 
 
-class Delivery(Generic[T]):
+class Delivery:
     """The pieces of one matrix, on their way from the reader to whoever takes them: iterate over it once."""
 
-    def __init__(self, ahead: ReadAhead[T]) -> None:
+    def __init__(self, ahead: ReadAhead) -> None:
         self._ahead = ahead
-        self._pieces: SimpleQueue[tuple[T, int] | BaseException | None] = SimpleQueue()
+        self._pieces: SimpleQueue[Piece | BaseException | None] = SimpleQueue()
         self._unwanted = False
         self._ended = False
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[Piece]:
         """The pieces in order. A piece counts as in memory until the next one is asked for.
 
         Raises:
             Stopped: another part of the work failed.
             BaseException: what reading this matrix raised.
         """
-        while True:
-            item = self._next()
-            if item is None:
-                return
-            piece, nbytes = item
-            del item
+        while (piece := self._next()) is not None:
+            nbytes = piece_bytes(piece)
             try:
                 yield piece
             finally:
@@ -84,18 +78,18 @@ class Delivery(Generic[T]):
         self._unwanted = True
         while not self._ended:
             with suppress(BaseException):
-                item = self._next()
-                if item is not None:
-                    self._ahead.freed(item[1])
+                piece = self._next()
+                if piece is not None:
+                    self._ahead.freed(piece_bytes(piece))
 
-    def _next(self) -> tuple[T, int] | None:
+    def _next(self) -> Piece | None:
         item = self._pieces.get()
-        self._ended = not isinstance(item, tuple)
+        self._ended = item is None or isinstance(item, BaseException)
         if isinstance(item, BaseException):
             raise item
         return item
 
-    def fill(self, pieces: Callable[[], Iterable[T]], size: Callable[[T], int]) -> None:
+    def fill(self, pieces: Callable[[], Iterable[Piece]]) -> None:
         """Reads everything into the delivery; what goes wrong goes in too. By the reader's thread."""
         try:
             if self._ahead.stopped:
@@ -103,8 +97,8 @@ class Delivery(Generic[T]):
             for piece in pieces():
                 if self._unwanted:
                     break
-                self._ahead.wait_for_memory(size(piece))
-                self._pieces.put((piece, size(piece)))
+                self._ahead.wait_for_memory(piece_bytes(piece))
+                self._pieces.put(piece)
                 del piece
         except BaseException as problem:
             self._pieces.put(problem)
@@ -112,20 +106,21 @@ class Delivery(Generic[T]):
             self._pieces.put(None)
 
 
-class ReadAhead(Generic[T]):
-    """Counts the bytes that were read and not yet taken. A piece larger than the limit waits until nothing else is."""
+class ReadAhead:
+    """Counts the bytes that were read and not yet taken. A piece larger than the limit waits until nothing else is.
+    ``stopped``: ``stop`` was called."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._held = 0
-        self._stopped = False
+        self.stopped = False
         self._changed = threading.Condition()
 
     def wait_for_memory(self, nbytes: int) -> None:
         """Waits until so many bytes more may be held, and counts them. Raises Stopped."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._held == 0 or self._held + nbytes <= self._most)
-            if self._stopped:
+            self._changed.wait_for(lambda: self.stopped or self._held == 0 or self._held + nbytes <= self._most)
+            if self.stopped:
                 raise LanesStopped
             self._held += nbytes
 
@@ -138,13 +133,8 @@ class ReadAhead(Generic[T]):
     def stop(self) -> None:
         """Nothing more is read: a reader that waits for room gets Stopped, and so does who waits for its pieces."""
         with self._changed:
-            self._stopped = True
+            self.stopped = True
             self._changed.notify_all()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether ``stop`` was called."""
-        return self._stopped
 
 
 # ---- the lanes
@@ -204,10 +194,8 @@ class Lanes:
         self._plan: LanePlan = plan_lanes(sizes, len(devices), memory[0] if memory else None)
         self._arithmetic = arithmetic
         self._to_read = iter([group for group in self._plan.groups if group.device is not None])
-        self._shares: list[ReadAhead[Piece]] = [ReadAhead(read_ahead_bytes // READERS) for _ in range(READERS)]
-        self._waiting: list[SimpleQueue[tuple[MatrixGroup, list[Delivery[Piece]]] | None]] = [
-            SimpleQueue() for _ in devices
-        ]
+        self._shares: list[ReadAhead] = [ReadAhead(read_ahead_bytes // READERS) for _ in range(READERS)]
+        self._waiting: list[SimpleQueue[tuple[MatrixGroup, list[Delivery]] | None]] = [SimpleQueue() for _ in devices]
         self._reading = READERS
         self._lock = threading.Lock()
         self._left = Left()
@@ -231,7 +219,8 @@ class Lanes:
                 threads.append(threading.Thread(target=self._lane, args=(number,), name=name))
         for device in self._devices:
             warm_up(device)
-        with ieee_float32(), ThreadPoolExecutor(_fit_threads(), thread_name_prefix="lane fit") as self._pool:
+        fit_threads = max(1, min(MOST_FIT_THREADS, cores() - 1))
+        with ieee_float32(), ThreadPoolExecutor(fit_threads, thread_name_prefix="lane fit") as self._pool:
             for group in self._plan.groups:
                 if group.device is None:
                     self._pool.submit(self._host_group, group)
@@ -248,13 +237,14 @@ class Lanes:
         free_cache(self._devices)
         return Left(sorted(self._left.alone), sorted(self._left.on_cpu))
 
-    def _read(self, share: ReadAhead[Piece]) -> None:
+    def _read(self, share: ReadAhead) -> None:
         """A reader: groups for the GPUs in the order of the plan, each read by one thread, until there are no more."""
         try:
             while (item := self._next_group(share)) is not None:
                 group, device, deliveries = item
                 for index, delivery in zip(group.indices, deliveries, strict=True):
-                    delivery.fill(partial(self._pieces, index, device), piece_bytes)
+                    matrix, whole = self._matrices[index], self._reads_slices(index)
+                    delivery.fill(partial(read_pieces, matrix, self._devices[device], whole))
         finally:
             with self._lock:
                 self._reading -= 1
@@ -263,7 +253,7 @@ class Lanes:
                         for _ in range(self._plan.lanes):
                             queue.put(None)
 
-    def _next_group(self, share: ReadAhead[Piece]) -> tuple[MatrixGroup, int, list[Delivery[Piece]]] | None:
+    def _next_group(self, share: ReadAhead) -> tuple[MatrixGroup, int, list[Delivery]] | None:
         """The next group, handed to its GPU before it is read: lanes take groups in the order of reading."""
         with self._lock:
             group = next(self._to_read, None)
@@ -272,9 +262,6 @@ class Lanes:
             deliveries = [Delivery(share) for _ in group.indices]
             self._waiting[group.device].put((group, deliveries))
             return group, group.device, deliveries
-
-    def _pieces(self, index: int, device: int) -> Iterator[Piece]:
-        return read_pieces(self._matrices[index], self._devices[device], self._reads_slices(index))
 
     def _reads_slices(self, index: int) -> bool:
         return reads_slices(self._matrices[index], self._needs_weights)
@@ -291,9 +278,7 @@ class Lanes:
                 for delivery in deliveries:
                     delivery.discard()
 
-    def _compute(
-        self, group: MatrixGroup, deliveries: Sequence[Delivery[Piece]], number: int, unfinished: set[int]
-    ) -> None:
+    def _compute(self, group: MatrixGroup, deliveries: Sequence[Delivery], number: int, unfinished: set[int]) -> None:
         """Computes a group and hands its results on; takes what it is done with out of ``unfinished``."""
         work = [
             MatrixWork(index, self._matrices[index], delivery, self._reads_slices(index))
@@ -346,7 +331,3 @@ class Lanes:
         """Nothing more is read, so that all lanes come to their end."""
         for share in self._shares:
             share.stop()
-
-
-def _fit_threads() -> int:
-    return max(1, min(MOST_FIT_THREADS, cores() - 1))

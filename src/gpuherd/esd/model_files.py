@@ -12,9 +12,9 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -27,10 +27,12 @@ from gpuherd.esd.views import (
     alpha_matrix,
     csv_rows,
     header_text,
+    map_distinct,
     stats_rows,
     stored_text,
     table_text,
 )
+from gpuherd.runs.files import raising_cannot_write
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -91,12 +93,13 @@ class ModelPaths:
 
     def __init__(self, directory: ESDDirectory, model_id: str):
         self.stats = directory.stats_file(model_id)
-        self.parquet = directory.model_file(directory.stats, model_id, ".parquet")
-        self.hdf5 = directory.model_file(directory.metrics, model_id, ".h5")
-        self.matrix = directory.model_file(directory.metrics, model_id, ".parquet")
-        self.spectra = directory.model_file(directory.spectra, model_id, ".npz")
-        self.eigs = directory.model_file(directory.eigs, model_id, ".parquet")
-        self.coverage = directory.coverage_file(model_id)
+        stem = self.stats.stem
+        self.parquet = directory.stats / f"{stem}.parquet"
+        self.hdf5 = directory.metrics / f"{stem}.h5"
+        self.matrix = directory.metrics / f"{stem}.parquet"
+        self.spectra = directory.spectra / f"{stem}.npz"
+        self.eigs = directory.eigs / f"{stem}.parquet"
+        self.coverage = directory.coverage / f"{stem}.csv"
 
     @property
     def results(self) -> tuple[Path, ...]:
@@ -140,7 +143,7 @@ class ModelResultFiles:
         save_eigs: bool,
     ):
         for library in ("pyarrow", "h5py"):
-            if not _installed(library):
+            if importlib.util.find_spec(library) is None:
                 raise MissingExtra(f"{library} is not installed; pip install 'gpuherd[esd]' brings what esd needs")
         self.paths = ModelPaths(directory, model_id)
         self._model_id = model_id
@@ -182,7 +185,7 @@ class ModelResultFiles:
             return
         self._sketches[index] = sketch_of(spectrum.evals, self._evals_thresh)
         if self._eigs is not None:
-            with _raising_cannot_write(self.paths.eigs):
+            with raising_cannot_write(self.paths.eigs):
                 self._eigs.add(index, self._longnames[index], spectrum.evals)
 
     def write(self, origin: Origin, rows: Sequence[LayerRow], coverage: str) -> None:
@@ -197,7 +200,7 @@ class ModelResultFiles:
         if self._eigs is None:
             _replace(self.paths, contents, None)
             return
-        with _raising_cannot_write(self.paths.eigs):
+        with raising_cannot_write(self.paths.eigs):
             self._eigs.close()
         self._eigs = None
         _replace(self.paths, contents, self._open)
@@ -205,7 +208,7 @@ class ModelResultFiles:
     def remove(self) -> None:
         """Removes the results of an earlier analysis, which would now look like this one's."""
         for path in self.paths.removed:
-            with _raising_cannot_write(path):
+            with raising_cannot_write(path):
                 path.unlink(missing_ok=True)
 
 
@@ -226,7 +229,8 @@ def _tables(
 
 
 def _replace(paths: ModelPaths, contents: Mapping[Path, bytes], eigs: ExitStack | None) -> None:
-    """Puts the files in place, the first of ``contents``, the stats, last; what an earlier analysis had besides, goes.
+    """Puts the files in place, the first of ``contents``, the stats, last, and removes other files of an earlier
+    analysis.
 
     Where one can't be written, those of the earlier analysis stay. While they are replaced there is no stats file.
 
@@ -238,17 +242,17 @@ def _replace(paths: ModelPaths, contents: Mapping[Path, bytes], eigs: ExitStack 
         written = time.time_ns()
         for path, data in contents.items():
             file = _enter_replacing(files, path)
-            with _raising_cannot_write(path):
+            with raising_cannot_write(path):
                 file.write(data)
                 file.flush()
                 _stamp(file, written)
         if eigs is not None:
             files.enter_context(eigs.pop_all())
         for path in (paths.stats, *(path for path in paths.removed if path not in kept)):
-            with _raising_cannot_write(path):
+            with raising_cannot_write(path):
                 path.unlink(missing_ok=True)
         # Gone also after a power cut, before the first of the others is there.
-        with _raising_cannot_write(paths.stats):
+        with raising_cannot_write(paths.stats):
             sync_folder(paths.stats.parent)
 
 
@@ -267,7 +271,7 @@ def write_view(path: Path, data: bytes, written: int | None = None) -> None:
     Raises CannotWrite.
     """
     make_folder(path.parent)
-    with _raising_cannot_write(path), replacing(path) as file:
+    with raising_cannot_write(path), replacing(path) as file:
         file.write(data)
         file.flush()
         if written is not None:
@@ -314,7 +318,7 @@ class ManyModels:
                 self._fragment.close()
             self._open.__exit__(*problem)
             return
-        with self._open, _raising_cannot_write(self._directory.imported):
+        with self._open, raising_cannot_write(self._directory.imported):
             self._put_in_place()
             self._fragment.add_key_value_metadata({MODELS: json.dumps(self._models)})
             self._fragment.close()
@@ -334,30 +338,30 @@ class ManyModels:
             self._models.append((paths.stats.stem, figures.num_rows))
             temporary = paths.stats.with_name(f".{paths.stats.name[:100]}.{os.urandom(8).hex()}.tmp")
             self._waiting.append((temporary, paths))
-            with _raising_cannot_write(paths.stats), temporary.open("xb") as file:
+            with raising_cannot_write(paths.stats), temporary.open("xb") as file:
                 file.write("".join((self._header, *body.to_pylist())).encode("utf-8"))
                 file.flush()
                 _stamp(file, self._written)
-        with _raising_cannot_write(self._directory.imported):
+        with raising_cannot_write(self._directory.imported):
             self._fragment.write_table(table, row_group_size=table.num_rows)
         if len(self._waiting) >= _SYNCED_TOGETHER:
             self._put_in_place()
 
     def _put_in_place(self) -> None:
-        """Lets the stats files that were written replace those of an earlier analysis; what that had besides, goes."""
+        """Lets the stats files that were written replace those of an earlier analysis, and removes its other files."""
         with ThreadPoolExecutor(_SYNCING_THREADS) as pool:
             synced = [(paths.stats, pool.submit(sync_file, temporary)) for temporary, paths in self._waiting]
         for path, done in synced:
-            with _raising_cannot_write(path):
+            with raising_cannot_write(path):
                 done.result()
         while self._waiting:
             temporary, paths = self._waiting.pop()
-            with _raising_cannot_write(paths.stats):
+            with raising_cannot_write(paths.stats):
                 for path in paths.removed[1:]:
                     if path != self._directory.imported:
                         path.unlink(missing_ok=True)
                 temporary.replace(paths.stats)
-        with _raising_cannot_write(self._directory.stats):
+        with raising_cannot_write(self._directory.stats):
             sync_folder(self._directory.stats)
 
     def _table(self, models: Sequence[tuple[Origin, pa.Table]]) -> pa.Table:
@@ -375,47 +379,21 @@ class ManyModels:
                 found = pc.take(_column(field.name, [each[field.name] for each in about]), pa.array(whose))
             elif field.name in figures.column_names:
                 found = figures[field.name].combine_chunks()
-                found = _stored(found) if pa.types.is_string(field.type) else found
+                found = map_distinct(found, stored_text) if pa.types.is_string(field.type) else found
             else:
                 found = pa.nulls(len(whose), field.type)
             columns.append(found)
         return pa.table(columns, schema=self._schema)
 
 
-def _stored(texts: pa.Array) -> pa.Array:
-    """Texts as they come back from a stats file."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    coded = texts.dictionary_encode()
-    plain_ = [stored_text(text) for text in coded.dictionary.to_pylist()]
-    return pc.take(pa.array(plain_, pa.string()), coded.indices)
-
-
 def _enter_replacing(files: ExitStack, path: Path) -> BinaryIO:
     """A file that takes the place of ``path`` when ``files`` ends; from now on its errors are raised."""
-    files.enter_context(_raising_cannot_write(path))
+    files.enter_context(raising_cannot_write(path))
     return files.enter_context(replacing(path))
-
-
-def _installed(library: str) -> bool:
-    """Whether it could be imported; does not import it."""
-    try:
-        return importlib.util.find_spec(library) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 class _NotWritten(Exception):
     """Ends the block of a file that is not to be kept."""
-
-
-@contextmanager
-def _raising_cannot_write(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror or problem}") from None
 
 
 def make_folder(folder: Path) -> None:

@@ -40,24 +40,18 @@ class Relation(StrEnum):
 
 # Every word that the public model lists use, and the spellings of the same by hand. "source" is a base model,
 # "unknown…" says that the list's author could not find out: such a model is analysed like any other.
-RELATION_WORDS: Mapping[str, Relation] = {
+RELATION_WORDS: Mapping[str, Relation] = {relation.value: relation for relation in Relation} | {
     "": Relation.BASE,
-    "base": Relation.BASE,
     "source": Relation.BASE,
-    "finetune": Relation.FINETUNE,
     "finetuned": Relation.FINETUNE,
     "fine-tune": Relation.FINETUNE,
     "fine-tuned": Relation.FINETUNE,
-    "merge": Relation.MERGE,
     "merged": Relation.MERGE,
-    "quantized": Relation.QUANTIZED,
     "quantised": Relation.QUANTIZED,
-    "adapter": Relation.ADAPTER,
     "lora": Relation.ADAPTER,
     "qlora": Relation.ADAPTER,
     "dora": Relation.ADAPTER,
     "peft": Relation.ADAPTER,
-    "unknown": Relation.UNKNOWN,
     "unknown-annotated": Relation.UNKNOWN,
     "unknown-readme-extracted": Relation.UNKNOWN,
 }
@@ -72,7 +66,6 @@ class ModelRow:
         model_id: Hugging Face id or path, as written.
         source_model: the model that it comes from, None if the cell is empty.
         relation: the relation as written in the list.
-        kind: what that word means.
         extra: the cells of all other columns, by column name, in the order of the list.
     """
 
@@ -80,8 +73,12 @@ class ModelRow:
     model_id: str
     source_model: str | None = None
     relation: str = ""
-    kind: Relation = Relation.BASE
     extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Relation:
+        """What the word for the relation means; UNKNOWN where that is not known either."""
+        return relation_of(self.relation) or Relation.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +97,10 @@ class RefusedRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """What a list holds: good rows, bad rows, and the names of its extra columns."""
+    """What a list holds: good rows, and bad ones."""
 
     rows: tuple[ModelRow, ...]
     problems: tuple[RefusedRow, ...]
-    extra_columns: tuple[str, ...]
 
 
 def quoted_cell(text: str, width: int = 60) -> str:
@@ -128,7 +124,7 @@ def read_model_list(path: str | os.PathLike[str], *, limit: int | None = None) -
     reader = csv.reader(io.StringIO(_content(name), newline=""), strict=True)
     try:
         header = [cell.strip() for cell in next(reader, [])]
-        columns = _Columns.of(name, header)
+        model = _model_column(name, header)
         records = list(_records(reader))[:limit]
     except csv.Error as problem:
         raise BadModelList(f"{name}: not a CSV file at line {reader.line_num}: {problem}") from None
@@ -138,41 +134,32 @@ def read_model_list(path: str | os.PathLike[str], *, limit: int | None = None) -
     problems: list[RefusedRow] = []
     first_line: dict[str, int] = {}
     for line, cells in records:
-        read = _read_row(line, cells, columns, first_line)
+        read = _read_row(line, cells, header, model, first_line)
         if isinstance(read, ModelRow):
             rows.append(read)
         else:
             problems.append(read)
-    return ModelList(tuple(rows), tuple(problems), columns.extra)
+    return ModelList(tuple(rows), tuple(problems))
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The header of a list, checked."""
-
-    names: tuple[str, ...]
-    model: str
-    extra: tuple[str, ...]
-
-    @classmethod
-    def of(cls, file: str, header: Sequence[str]) -> _Columns:
-        if not any(header):
-            raise BadModelList(f"{file}: the list is empty; its first line must name the columns")
-        found = f"found: {', '.join(quoted_cell(name, 40) for name in header[:12])}"
-        ids = [name for name in ID_COLUMNS if name in header]
-        missing = [name for name in (RELATION_COLUMN, BASE_COLUMN) if name not in header]
-        if not ids:
-            missing.insert(0, " or ".join(ID_COLUMNS))
-        if missing:
-            hint = "; columns must be separated by commas" if len(header) == 1 else ""
-            raise BadModelList(f"{file}: missing column {', '.join(missing)} ({found}){hint}")
-        if len(ids) > 1:
-            raise BadModelList(f"{file}: has both columns {' and '.join(ids)}; keep the one that names the models")
-        twice = [name for name in header if name and header.count(name) > 1]
-        if twice:
-            raise BadModelList(f"{file}: two columns are called {quoted_cell(twice[0])}")
-        known = {ids[0], RELATION_COLUMN, BASE_COLUMN}
-        return cls(tuple(header), ids[0], tuple(name for name in header if name and name not in known))
+def _model_column(file: str, header: Sequence[str]) -> str:
+    """The column that names the models. Raises BadModelList for a header that can't be used."""
+    if not any(header):
+        raise BadModelList(f"{file}: the list is empty; its first line must name the columns")
+    found = f"found: {', '.join(quoted_cell(name, 40) for name in header[:12])}"
+    ids = [name for name in ID_COLUMNS if name in header]
+    missing = [name for name in (RELATION_COLUMN, BASE_COLUMN) if name not in header]
+    if not ids:
+        missing.insert(0, " or ".join(ID_COLUMNS))
+    if missing:
+        hint = "; columns must be separated by commas" if len(header) == 1 else ""
+        raise BadModelList(f"{file}: missing column {', '.join(missing)} ({found}){hint}")
+    if len(ids) > 1:
+        raise BadModelList(f"{file}: has both columns {' and '.join(ids)}; keep the one that names the models")
+    twice = [name for name in header if name and header.count(name) > 1]
+    if twice:
+        raise BadModelList(f"{file}: two columns are called {quoted_cell(twice[0])}")
+    return ids[0]
 
 
 def _content(name: str) -> str:
@@ -207,13 +194,15 @@ def _records(reader: CsvReader) -> list[tuple[int, list[str]]]:
     return records
 
 
-def _read_row(line: int, cells: Sequence[str], columns: _Columns, first_line: dict[str, int]) -> ModelRow | RefusedRow:
+def _read_row(
+    line: int, cells: Sequence[str], header: Sequence[str], model: str, first_line: dict[str, int]
+) -> ModelRow | RefusedRow:
     """One row, checked; ``first_line`` says where an id was seen first and is added to."""
-    width = len(columns.names)
+    width = len(header)
     if len(cells) < width or any(cells[width:]):
         return RefusedRow(line, cells[0], f"has {len(cells)} cells where the header has {width}")
-    cell = dict(zip(columns.names, cells[:width], strict=True))
-    model_id = cell[columns.model].strip(" \t")
+    cell = dict(zip(header, cells[:width], strict=True))
+    model_id = cell[model].strip(" \t")
     base = cell[BASE_COLUMN].strip(" \t")
     word = cell[RELATION_COLUMN].strip(" \t")
     kind = relation_of(word)
@@ -221,19 +210,14 @@ def _read_row(line: int, cells: Sequence[str], columns: _Columns, first_line: di
     if problem:
         return RefusedRow(line, model_id, problem)
     if kind is None:
-        known = "base, finetune, merge, quantized, adapter, lora, qlora, peft, unknown, or nothing"
-        return RefusedRow(line, model_id, f"unknown relation {quoted_cell(word)}; known: {known}")
+        words = "base, finetune, merge, quantized, adapter, lora, qlora, peft, unknown, or nothing"
+        return RefusedRow(line, model_id, f"unknown relation {quoted_cell(word)}; known: {words}")
     if model_id in first_line:
         return RefusedRow(line, model_id, f"{quoted_cell(model_id)} is a duplicate of row {first_line[model_id]}")
     first_line[model_id] = line
-    return ModelRow(
-        line=line,
-        model_id=model_id,
-        source_model=base or None,
-        relation=word,
-        kind=kind,
-        extra={name: cell[name] for name in columns.extra},
-    )
+    known = ("", model, RELATION_COLUMN, BASE_COLUMN)
+    extra = {name: text for name, text in cell.items() if name not in known}
+    return ModelRow(line, model_id, base or None, word, extra)
 
 
 def _id_problem(text: str) -> str | None:

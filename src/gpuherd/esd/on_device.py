@@ -24,6 +24,7 @@ from gpuherd.esd.spectra.device import (
     settled,
     solved,
 )
+from gpuherd.esd.spectra.gram import slabs_of
 from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
 
 if TYPE_CHECKING:
@@ -239,16 +240,9 @@ def _grams(
     if weights is None:
         yield gram_on_device(work.pieces, shape, device, arithmetic.gram)
         return
-    for slice_ in weights:
-        yield gram_on_device(_panels(slice_, device), shape, device, arithmetic.gram)
-
-
-def _panels(weights: npt.NDArray[Any], device: str) -> Iterator[torch.Tensor]:
-    rows, columns = weights.shape
-    step = panel_length(min(rows, columns), weights.itemsize)
-    for start in range(0, max(rows, columns), step):
-        part = weights[start : start + step] if rows >= columns else weights[:, start : start + step]
-        yield staged(part, device)
+    for W in weights:
+        panels = (staged(part, device) for part in slabs_of(W)(panel_length(min(shape), W.itemsize)))
+        yield gram_on_device(panels, shape, device, arithmetic.gram)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from gpuherd.esd.fits.farms import fit_farms
 from gpuherd.esd.fits.marchenko_pastur import detx_tail, fit_marchenko_pastur
 from gpuherd.esd.fits.power_law import PowerLawFit, bootstrap_p_value, fit_by_settings, fit_clipped, generator
 from gpuherd.esd.fits.randomised import compare_with_random_order
-from gpuherd.esd.schema import Cell, LayerRow
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.spectra.pooled import LayerSpectrum, checked, layer_spectrum, spectrum_of
 from gpuherd.esd.tails import tails
 from gpuherd.esd.views import SKIPPED
@@ -33,50 +33,8 @@ if TYPE_CHECKING:
     from gpuherd.models.tensors.matrices import WeightMatrix
 
 
-# ---- figures that compare a matrix with noise, and those of its windows: columns by name
-
 Matrix = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
-
-
-def bulk_columns(
-    row: LayerRow,
-    evals: Float64,
-    settings: FitSettings,
-    *,
-    slices: Sequence[Matrix] | None = None,
-    conv: bool = False,
-    device: str = "cpu",
-) -> dict[str, Cell]:
-    """The columns of det X, and of ``mp_fit``, ``randomize`` and ``farms`` where they are on.
-
-    Args:
-        row: of this matrix, its power law filled in.
-        evals: all λ, ascending; the spectrum is sound.
-        settings: which figures, and how the tail starts.
-        slices: the weights. May be None where ``settings.needs_weights`` is false.
-        conv: they are the slices of a convolution.
-        device: where the eigenvalues of the same weights in random order are computed.
-
-    Raises:
-        ValueError: the weights are needed and not there.
-    """
-    tail = detx_tail(evals)
-    columns: dict[str, Cell] = asdict(tail)
-    if tail.detX_num is not None and row.num_pl_spikes is not None:
-        columns["ERG_gap"] = tail.detX_num - row.num_pl_spikes
-    if settings.mp_fit:
-        columns |= asdict(fit_marchenko_pastur(evals, row.M, row.N))
-    if not settings.needs_weights:
-        return columns
-    if slices is None:
-        raise ValueError(f"{row.longname}: randomize and farms need the weights")
-    if settings.randomize:
-        columns |= asdict(compare_with_random_order(row.longname, slices, evals, settings, conv=conv, device=device))
-    if settings.farms:
-        columns |= asdict(fit_farms(slices, settings, conv=conv))
-    return columns
-
 
 # ---- a row
 
@@ -143,6 +101,9 @@ def with_figures(
         slices: the weights; may be None where ``settings.needs_weights`` is false.
         conv: the slices belong to a convolution.
         device: where further eigenvalues are computed, of the same weights in random order.
+
+    Raises:
+        ValueError: figures need the weights, and they are not there.
     """
     if spectrum.problem is not None:
         return replace(row, fit_status=spectrum.problem)
@@ -153,8 +114,18 @@ def with_figures(
         row = replace(row, fit_status=f"too few eigenvalues above {settings.evals_thresh:g} ({len(x)} of {len(evals)})")
     else:
         row = _with_power_law(row, evals, x, settings)
-    further: dict[str, Any] = bulk_columns(row, evals, settings, slices=slices, conv=conv, device=device)
-    return replace(row, **further)
+    columns: dict[str, Any] = asdict(detx_tail(evals, row.num_pl_spikes))
+    if settings.mp_fit:
+        columns |= asdict(fit_marchenko_pastur(evals, row.M, row.N))
+    if settings.needs_weights:
+        if slices is None:
+            raise ValueError(f"{row.longname}: randomize and farms need the weights")
+        if settings.randomize:
+            compared = compare_with_random_order(row.longname, slices, evals, settings, conv=conv, device=device)
+            columns |= asdict(compared)
+        if settings.farms:
+            columns |= asdict(fit_farms(slices, settings, conv=conv))
+    return replace(row, **columns)
 
 
 def _row_without_figures(name: str, slices: Sequence[Matrix]) -> LayerRow:
@@ -184,7 +155,6 @@ def _with_power_law(row: LayerRow, evals: Float64, x: Float64, settings: FitSett
 
 def _with_spectrum(row: LayerRow, evals: Float64, num_evals: int) -> LayerRow:
     """Fills in the columns that need no fit."""
-    norm, largest = float(evals.sum()), float(evals[-1])
     sides = (row.M, row.N)
     sigma = np.sqrt(evals)
     rank = int(np.count_nonzero(sigma > sigma[-1] * (max(sides) * EPS)))
@@ -195,15 +165,23 @@ def _with_spectrum(row: LayerRow, evals: Float64, num_evals: int) -> LayerRow:
         matrix_rank=rank,
         rank_loss=len(evals) - rank,
         weak_rank_loss=int(np.searchsorted(evals, WEAK_RANK)),
-        spectral_norm=largest,
         sv_max=float(sigma[-1]),
         sv_min=float(sigma[0]),
-        norm=norm,
-        log_norm=math.log10(norm),
-        log_spectral_norm=math.log10(largest),
-        stable_rank=norm / largest,
-        entropy=_entropy(evals / norm, rank) if rank > 1 else None,
+        entropy=_entropy(evals / evals.sum(), rank) if rank > 1 else None,
+        **norms(evals),
     )
+
+
+def norms(evals: Float64) -> dict[str, Any]:
+    """The columns of norms, of ascending eigenvalues."""
+    norm, largest = float(evals.sum()), float(evals[-1])
+    return {
+        "norm": norm,
+        "log_norm": math.log10(norm),
+        "spectral_norm": largest,
+        "log_spectral_norm": math.log10(largest),
+        "stable_rank": norm / largest,
+    }
 
 
 def _entropy(p: Float64, rank: int) -> float:
@@ -227,12 +205,12 @@ def _with_fit(row: LayerRow, evals: Float64, fit: PowerLawFit) -> LayerRow:
         xmax=fit.xmax,
         num_pl_spikes=len(evals) - int(np.searchsorted(evals, fit.xmin)),
         alpha_weighted=fit.alpha * math.log10(float(evals[-1])),
-        log_alpha_norm=_log_alpha_norm(evals, fit.alpha),
+        log_alpha_norm=log_alpha_norm(evals, fit.alpha),
         fit_status=fit.status,
     )
 
 
-def _log_alpha_norm(evals: Float64, alpha: float) -> float:
+def log_alpha_norm(evals: Float64, alpha: float) -> float:
     """log10 sum λ^alpha, with the largest term taken out so that no power can overflow."""
     logs = alpha * np.log(evals[evals > 0])
     return float((logs[-1] + np.log(np.exp(logs - logs[-1]).sum())) / math.log(10.0))
@@ -249,7 +227,7 @@ def analyse_matrices(
     devices: Sequence[str],
     *,
     parallel: bool,
-    on_progress: Callable[[int], None],
+    on_progress: Callable[[int], None] | None = None,
     on_spectrum: Callable[[int, LayerSpectrum], None] | None = None,
 ) -> list[LayerRow]:
     """A row for each matrix, in the order of ``matrices``.
@@ -284,7 +262,8 @@ def analyse_matrices(
             on_spectrum(index, spectrum)
         finished += 1
         logger.debug("%s: %s", row.longname, row.fit_status)
-        on_progress(finished)
+        if on_progress is not None:
+            on_progress(finished)
 
     def finish(result: MatrixResult) -> None:
         assert result.spectrum is not None  # noqa: S101 - what has none goes to the CPU

@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gpuherd.errors import BadModel
+from rich.console import Console
+from rich.text import Text
+
+from gpuherd.columns import Column, fitted, window
+from gpuherd.errors import BadModel, printable
 from gpuherd.esd.config import AnalysisOptions, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.model_list import ModelList, ModelRow, RefusedRow, Relation, read_model_list
+from gpuherd.esd.model_list import ModelRow, RefusedRow, Relation, read_model_list
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.batching import MB, peak_bytes
 from gpuherd.jobs.job import Job
@@ -80,7 +83,15 @@ def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> AnalysisPlan:
             return AnalysisPlan((_looked_at(row, config, hub),), ())
     assert config.model_list is not None  # noqa: S101 - ExperimentConfig has one of the two
     read = read_model_list(config.model_list, limit=config.limit)
-    return _plan_of(read, config, track)
+    models: list[PlannedModel] = []
+    refused = [*read.problems]
+    with HubHeaders(_needed(read.rows)) as hub:
+        for row in track(read.rows, "looking at models"):
+            try:
+                models.append(_looked_at(row, config, hub))
+            except BadModel as problem:
+                refused.append(RefusedRow(row.line, row.model_id, str(problem)))
+    return AnalysisPlan(tuple(models), tuple(sorted(refused, key=lambda refusal: refusal.line or 0)))
 
 
 def single_row(config: ExperimentConfig) -> ModelRow:
@@ -98,19 +109,7 @@ def single_row(config: ExperimentConfig) -> ModelRow:
     if path is None and config.spectra_of == "delta":  # the worker will see what it is
         return ModelRow(line=None, model_id=model, source_model=base)
     kind = Relation.ADAPTER if path is None or is_adapter(path) else Relation.FINETUNE
-    return ModelRow(line=None, model_id=model, source_model=base, relation=kind.value, kind=kind)
-
-
-def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) -> AnalysisPlan:
-    models: list[PlannedModel] = []
-    refused = [*read.problems]
-    with HubHeaders(_needed(read.rows)) as hub:
-        for row in track(read.rows, "looking at models"):
-            try:
-                models.append(_looked_at(row, config, hub))
-            except BadModel as problem:
-                refused.append(RefusedRow(row.line, row.model_id, str(problem)))
-    return AnalysisPlan(tuple(models), tuple(sorted(refused, key=lambda refusal: refusal.line or 0)))
+    return ModelRow(line=None, model_id=model, source_model=base, relation=kind.value)
 
 
 def _needed(rows: Iterable[ModelRow]) -> Iterator[ModelRef]:
@@ -152,11 +151,6 @@ def worker_command(config: ExperimentConfig, row: ModelRow, run: ESDDirectory) -
     return words + words_of(config, AnalysisOptions)
 
 
-def result_file(run: ESDDirectory, row: ModelRow) -> Path:
-    """Where the worker writes the model's figures."""
-    return run.stats_file(row.model_id)
-
-
 def job_name(model_id: str) -> str:
     """The name of a model's job: one a model, as a folder has one file of it. How it is analysed is its identity."""
     digest = hashlib.sha256(model_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
@@ -183,7 +177,7 @@ def make_job(config: ExperimentConfig, planned: PlannedModel, argv: Sequence[str
         cost=None if planned.facts.total_bytes is None else float(planned.facts.total_bytes),
         heartbeat_s=config.heartbeat or (HEARTBEAT_S if OUR_WORKER in argv[:4] else None),
         retries=config.retries,
-        result=str(result_file(run, planned.row)),
+        result=str(run.stats_file(planned.row.model_id)),
         title=planned.row.model_id,
         identity=json.dumps([planned.facts.base, *(word for word in argv[1:] if not word.startswith(NEUTRAL))]),
     )
@@ -197,3 +191,76 @@ def gpu_memory_mb(facts: Preflight, *, parallel: bool) -> int | None:
     if facts.largest_side is None:
         return None
     return CUDA_CONTEXT_MB + peak_bytes(facts.largest_side, parallel=parallel) // MB
+
+
+# ---- the plan as a table, in 80 columns
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLine:
+    """A model of the list. ``size_bytes``, ``matrices`` (how many are analysed) and ``share`` (of all weights, 0 to 1)
+    are None where they are not known before a download; ``state`` is "to do" or "done"; ``asks``: for what its job
+    would ask a cluster, None on this machine."""
+
+    model: str
+    relation: str
+    base: str | None
+    size_bytes: int | None
+    matrices: int | None
+    share: float | None
+    gpus: int
+    state: str
+    asks: str | None = None
+
+
+_COLUMNS = (
+    Column("model", 0, middle=True),
+    Column("relation", 3, least=9),
+    Column("size", 4, right=True),
+    Column("matrices", 5, right=True),
+    Column("of weights", 6, right=True),
+    Column("GPUs", 7, right=True),
+    Column("state", 1),
+    Column("base", 2, least=16, middle=True),
+)
+
+
+def print_plan(console: Console, lines: Sequence[PlanLine], refused: Sequence[str], headline: str) -> None:
+    """Prints a line a model, a line for each refused row, and the headline."""
+    if lines:
+        table = fitted(_COLUMNS, [_plan_cells(line) for line in lines], window(console))
+        table.show(console)
+        console.print()
+        table.show_left_out(console)
+    for sentence in refused:
+        console.print(Text.assemble(("refused  ", "red"), sentence), soft_wrap=True)
+    console.print(Text(headline), soft_wrap=True)
+
+
+def _plan_cells(line: PlanLine) -> tuple[str, ...]:
+    base = "-" if line.base is None else printable(line.base)
+    relation = printable(line.relation) or "-"
+    matrices = "-" if line.matrices is None else str(line.matrices)
+    share = "-" if line.share is None else f"{line.share:.1%}"
+    return (
+        printable(line.model),
+        relation,
+        format_size(line.size_bytes),
+        matrices,
+        share,
+        str(line.gpus),
+        line.state,
+        base,
+    )
+
+
+def format_size(nbytes: int | None) -> str:
+    """Bytes as people read them, in powers of 1024; ``-`` where it is not known."""
+    if nbytes is None:
+        return "-"
+    value = float(nbytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TB"

@@ -12,7 +12,7 @@ import io
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import __version__
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import CONVENTION
-from gpuherd.esd.folder import IMPORTED, ORIGIN, ESDDirectory, refuse_another
+from gpuherd.esd.folder import IMPORTED, ORIGIN, ESDDirectory, OnProgress, refuse_another
 from gpuherd.esd.model_files import ManyModels
 from gpuherd.esd.results import numbers_of, parsed_csv
 from gpuherd.esd.schema import LayerRow, kind_of_column
 from gpuherd.esd.tails import tails
-from gpuherd.esd.views import FIT_OK, Origin
+from gpuherd.esd.views import FIT_OK, Origin, is_number
 from gpuherd.jobs.lock import DispatcherLock
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-OnProgress = Callable[[int, int], None]
 
 # What their published runs say of themselves; what they don't say is left open.
 KNOWN: Mapping[str, Any] = {
@@ -62,34 +61,6 @@ _OF_THE_FIT = ("alpha", "D", "alpha_weighted", "log_alpha_norm")
 LARGEST_COUNT = 2**53
 # Their xmin is the smallest eigenvalue that was kept, not where the tail starts.
 _NOT_OURS = frozenset({"xmin"})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PublishedModel:
-    """A model of a published file, as we write it: whose weights, and a column of each figure that the file has."""
-
-    origin: Origin
-    figures: pa.Table
-
-    @property
-    def rows(self) -> tuple[LayerRow, ...]:
-        """A row a matrix."""
-        return tuple(LayerRow(**row) for row in self.figures.to_pylist())
-
-
-def read_published(path: Path) -> PublishedModel:
-    """The model of one file. A row whose alpha is no valid one (theirs say -1) has no figures of a fit but a reason.
-
-    Raises:
-        BadModel: it is no such file.
-    """
-    (file,) = _read([path])
-    if isinstance(file, str):
-        raise BadModel(file)
-    try:
-        return PublishedModel(file.origin, _figures(file.cells))
-    except ValueError as problem:
-        raise BadModel(f"{path}: {problem}") from None
 
 
 def _text_tables(files: Sequence[bytes]) -> list[pa.Table | ValueError]:
@@ -124,38 +95,28 @@ def _parsed_by_python(data: bytes) -> pa.Table | ValueError:
     return pa.table({name: pa.array([row[name] or "" for row in rows], pa.string()) for name in names})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _File:
-    """A published file with its cells as text, looked at as far as it goes without numbers."""
-
-    path: Path
-    cells: pa.Table
-    origin: Origin
-
-
-def _read(paths: Sequence[Path]) -> list[_File | str]:
-    """Reads files as text; in place of one of another kind, or of several models, what is wrong with it."""
-    contents: list[bytes | OSError] = []
+def _read(paths: Sequence[Path]) -> dict[Path, tuple[Origin, pa.Table] | str]:
+    """Of each file whose results it has and its cells as text; where it is of another kind, or of several models, what
+    is wrong with it. Looked at as far as it goes without numbers."""
+    found: dict[Path, tuple[Origin, pa.Table] | str] = dict.fromkeys(paths, "")
+    contents: dict[Path, bytes] = {}
     for path in paths:
         try:
-            contents.append(path.read_bytes())
+            contents[path] = path.read_bytes()
         except OSError as problem:
-            contents.append(problem)
-    tables = iter(_text_tables([data for data in contents if isinstance(data, bytes)]))
-    found: list[_File | str] = []
-    for path, data in zip(paths, contents, strict=True):
-        cells = data if isinstance(data, OSError) else next(tables)
-        if isinstance(cells, Exception):
-            found.append(f"{path} can't be read: {cells}")
+            found[path] = f"{path} can't be read: {problem}"
+    for path, cells in zip(contents, _text_tables([*contents.values()]), strict=True):
+        if isinstance(cells, ValueError):
+            found[path] = f"{path} can't be read: {cells}"
             continue
         try:
-            found.append(_one_model(path, cells))
+            found[path] = _origin(path, cells), cells
         except BadModel as problem:
-            found.append(str(problem))
+            found[path] = str(problem)
     return found
 
 
-def _one_model(path: Path, cells: pa.Table) -> _File:
+def _origin(path: Path, cells: pa.Table) -> Origin:
     """Raises BadModel for cells that are not those of one published model."""
     import pyarrow.compute as pc
 
@@ -176,14 +137,13 @@ def _one_model(path: Path, cells: pa.Table) -> _File:
         return str(cells[name][0].as_py()) if name in cells.column_names else ""
 
     adapter = first("is_adapter").lower() == "true"
-    origin = Origin(
+    return Origin(
         model_id=ids[0],
         source_model=first("source_model") or None,
         relation=first("base_model_relation") or ("adapter" if adapter else ""),
         convention=CONVENTION_OF_IMPORTS,
         gpuherd_version=IMPORTED,
     )
-    return _File(path, cells, origin)
 
 
 def _figures(cells: pa.Table) -> pa.Table:
@@ -199,7 +159,7 @@ def _figures(cells: pa.Table) -> pa.Table:
             columns[declared.name] = _numbers(cells, declared.name, whole=kind == "int")
     for name in ("M", "N", "params"):
         if (wrong := np.flatnonzero(~(columns[name] >= 1))).size:
-            raise ValueError(f"{_cell_name(cells, name, wrong[0])}")
+            raise ValueError(_cell_name(cells, name, wrong[0]))
     valid = columns["alpha"] > 1
     for name in _OF_THE_FIT:
         if name in columns:
@@ -215,25 +175,16 @@ def _numbers(cells: pa.Table, name: str, *, whole: bool) -> Floats:
     """A column as float64, NaN where a cell is empty, NaN or infinite. Raises ValueError."""
     import numpy as np
 
-    text = cells[name].combine_chunks()
     try:
-        numbers = numbers_of(text)
+        numbers = numbers_of(cells[name].combine_chunks())
     except ValueError:
-        for at, cell in enumerate(text.to_pylist()):
-            _number(cells, name, at, cell)  # says which one it is
-        raise
+        wrong = next(at for at, cell in enumerate(cells[name].to_pylist()) if cell and not is_number(cell))
+        raise ValueError(f"{_cell_name(cells, name, wrong)}, no number") from None
     if whole:
         fraction = (numbers != np.floor(numbers)) | (np.abs(numbers) > LARGEST_COUNT)
-        if (wrong := np.flatnonzero(fraction & ~np.isnan(numbers))).size:
-            raise ValueError(f"{_cell_name(cells, name, wrong[0])}, no whole number that could be a count")
+        if (odd := np.flatnonzero(fraction & ~np.isnan(numbers))).size:
+            raise ValueError(f"{_cell_name(cells, name, odd[0])}, no whole number that could be a count")
     return numbers
-
-
-def _number(cells: pa.Table, name: str, at: int, cell: str | None) -> float:
-    try:
-        return float(cell) if cell else math.nan
-    except ValueError:
-        raise ValueError(f"{_cell_name(cells, name, at)}, no number") from None
 
 
 def _cell_name(cells: pa.Table, name: str, at: Any) -> str:
@@ -322,57 +273,59 @@ def import_published(
             for start in range(0, len(files), _TOGETHER):
                 done, good = _read_together(files[start : start + _TOGETHER], seen)
                 if good:
-                    out.write([(model.origin, model.figures) for model in good])
+                    out.write(good)
                 yield from done
                 if on_progress is not None:
                     on_progress(min(start + _TOGETHER, len(files)), len(files))
 
 
-def _read_together(files: Sequence[Path], seen: dict[str, Path]) -> tuple[list[Imported], list[PublishedModel]]:
-    """What becomes of each file, and the models of those that are good. ``seen``: the files of all models so far."""
-    found = dict(zip(files, _read(files), strict=True))
-    figures = _converted([file for file in found.values() if not isinstance(file, str)])
+def _read_together(
+    files: Sequence[Path], seen: dict[str, Path]
+) -> tuple[list[Imported], list[tuple[Origin, pa.Table]]]:
+    """What becomes of each file, and of those that are good whose they are and their figures.
+
+    Args:
+        seen: the files of all models so far, by id.
+    """
+    found = _read(files)
+    figures = _converted({path: each[1] for path, each in found.items() if not isinstance(each, str)})
     done: list[Imported] = []
-    good: list[PublishedModel] = []
-    for path, file in found.items():
-        problem = file if isinstance(file, str) else None
-        if not isinstance(file, str):
-            model_id, columns = file.origin.model_id, figures[path]
-            if isinstance(columns, str):
-                problem = columns
-            elif model_id in seen:
-                problem = f"{path}: {model_id} is in {seen[model_id].name} too"
-            else:
-                seen[model_id] = path
-                good.append(PublishedModel(file.origin, columns))
-                fits = columns["fit_status"].to_pylist().count(FIT_OK)
-                done.append(Imported(path, model_id, columns.num_rows, fits, None))
-        if problem is not None:
-            done.append(Imported(path, None, 0, 0, problem))
+    good: list[tuple[Origin, pa.Table]] = []
+    for path, each in found.items():
+        columns = each if isinstance(each, str) else figures[path]
+        if isinstance(each, str) or isinstance(columns, str):
+            done.append(Imported(path, None, 0, 0, str(columns)))
+        elif (model_id := each[0].model_id) in seen:
+            done.append(Imported(path, None, 0, 0, f"{path}: {model_id} is in {seen[model_id].name} too"))
+        else:
+            seen[model_id] = path
+            good.append((each[0], columns))
+            fits = columns["fit_status"].to_pylist().count(FIT_OK)
+            done.append(Imported(path, model_id, columns.num_rows, fits, None))
     return done, good
 
 
-def _converted(files: Sequence[_File]) -> dict[Path, pa.Table | str]:
-    """The figures of each file, or what is wrong with it. Files of the same columns are converted at once; where one of
-    them is bad, each by itself."""
+def _converted(files: Mapping[Path, pa.Table]) -> dict[Path, pa.Table | str]:
+    """The figures of each file, or what is wrong with its cells. Files of the same columns are converted at once; where
+    one of them is bad, each by itself."""
     import pyarrow as pa
 
-    alike: dict[tuple[str, ...], list[_File]] = {}
-    for file in files:
-        alike.setdefault(tuple(file.cells.column_names), []).append(file)
+    alike: dict[tuple[str, ...], list[Path]] = {}
+    for path, cells in files.items():
+        alike.setdefault(tuple(cells.column_names), []).append(path)
     found: dict[Path, pa.Table | str] = {}
     for group in alike.values():
         try:
-            table = _figures(pa.concat_tables([file.cells for file in group]))
+            table = _figures(pa.concat_tables([files[path] for path in group]))
         except ValueError as problem:
             if len(group) == 1:
-                found[group[0].path] = f"{group[0].path}: {problem}"
+                found[group[0]] = f"{group[0]}: {problem}"
             else:
-                for file in group:
-                    found |= _converted([file])
+                for path in group:
+                    found |= _converted({path: files[path]})
             continue
         start = 0
-        for file in group:
-            found[file.path] = table.slice(start, file.cells.num_rows)
-            start += file.cells.num_rows
+        for path in group:
+            found[path] = table.slice(start, files[path].num_rows)
+            start += files[path].num_rows
     return found

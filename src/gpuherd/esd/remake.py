@@ -8,7 +8,7 @@ made of the results as every reader reads them. A view that is as it should be i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
-from gpuherd.esd.folder import VIEWS, ESDDirectory, View
+from gpuherd.esd.folder import VIEWS, ESDDirectory, OnProgress, View
 from gpuherd.esd.model_files import write_view
 from gpuherd.esd.results import (
     ModelTable,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OnProgress = Callable[[int, int], None]
 
 _THREADS = 16  # that write and sync files
 _WAITING = 256  # files in memory at most
@@ -92,8 +91,8 @@ def make_views(
             if "metrics" in done:
                 results = _with_metrics(directory, results, done["metrics"], writer)
             summaries = _summaries(directory, results, done)
-            if "summary" in done:
-                _summary(directory, summaries, done["summary"], writer)
+            if "summary" in done and (rows := rows_of_all(directory, summaries)):
+                writer.write(done["summary"], directory.summary, table_text(rows).encode("utf-8"))
     return done
 
 
@@ -229,18 +228,12 @@ def _with_metrics(
 
 def _summaries(
     directory: ESDDirectory, results: Iterator[ModelTable | Unreadable], done: Mapping[View, Remade]
-) -> dict[Path, ModelSummary]:
+) -> list[ModelSummary]:
     """The summary of each model. A problem of a model is reported once, with the last kind of views."""
     problems = list(done.values())[-1].problems
     if "summary" not in done:
         problems += [each.problem for each in results if isinstance(each, Unreadable)]
-        return {}
-    found = summaries_of(directory, results)
-    problems += [each for each in found.values() if isinstance(each, str)]
-    return {path: each for path, each in found.items() if isinstance(each, ModelSummary)}
-
-
-def _summary(directory: ESDDirectory, summaries: Mapping[Path, ModelSummary], view: Remade, writer: _Writer) -> None:
-    rows = rows_of_all(directory, summaries)
-    if rows:
-        writer.write(view, directory.summary, table_text(rows).encode("utf-8"))
+        return []
+    found = summaries_of(directory, results).values()
+    problems += [each for each in found if isinstance(each, str)]
+    return [each for each in found if isinstance(each, ModelSummary)]

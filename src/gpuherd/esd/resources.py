@@ -45,32 +45,30 @@ def blas_threads(environment: Mapping[str, str], available: int, *, at_once: int
     return max(1, available // at_once)
 
 
-def settle(environment: MutableMapping[str, str] | None = None, *, at_once: int = 1) -> int:
+def settle(environment: MutableMapping[str, str] = os.environ, *, at_once: int = 1) -> int:
     """Sets in the environment how many threads each library may start, where it is not set yet. Returns the number.
 
     Call it before numpy, scipy or torch is imported; later it changes nothing for libraries that are loaded.
     """
-    target = os.environ if environment is None else environment
-    threads = blas_threads(target, cores(), at_once=at_once)
+    threads = blas_threads(environment, cores(), at_once=at_once)
     for name in VARIABLES:
-        target.setdefault(name, str(threads))
+        environment.setdefault(name, str(threads))
     # Threads that have nothing to do sleep at once. They would spin for 200 ms (MKL's) or longer beside the threads of
     # the next library, which has work for the same cores.
-    target.setdefault("KMP_BLOCKTIME", "0")
-    target.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environment.setdefault("KMP_BLOCKTIME", "0")
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return threads
 
 
-def before_mkl(environment: MutableMapping[str, str] | None = None) -> None:
+def before_mkl(environment: MutableMapping[str, str] = os.environ) -> None:
     """Chooses MKL's threads before it is loaded: none for one core, so that it needs no OpenMP library at all.
 
     MKL_DYNAMIC off: it would otherwise take fewer threads when it likes, and round otherwise in another run.
     """
-    target = os.environ if environment is None else environment
-    if blas_threads(target, cores()) == 1:
-        target.setdefault("MKL_THREADING_LAYER", "SEQUENTIAL")
-    target.setdefault("MKL_DYNAMIC", "FALSE")
-    target.setdefault("KMP_BLOCKTIME", "0")
+    if blas_threads(environment, cores()) == 1:
+        environment.setdefault("MKL_THREADING_LAYER", "SEQUENTIAL")
+    environment.setdefault("MKL_DYNAMIC", "FALSE")
+    environment.setdefault("KMP_BLOCKTIME", "0")
 
 
 CUDA_SUCCESS = 0
@@ -97,11 +95,8 @@ def cuda_devices() -> CudaDevices:
         driver = ctypes.CDLL(LIBRARY)
     except OSError:
         return CudaDevices(problem="no CUDA driver on this machine")
-    code = driver.cuInit(0)
-    if code != CUDA_SUCCESS:
-        return CudaDevices(problem=_no_device_reason(driver, code))
     number = ctypes.c_int()
-    code = driver.cuDeviceGetCount(ctypes.byref(number))
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number))
     if code != CUDA_SUCCESS or number.value == 0:
         return CudaDevices(problem=_no_device_reason(driver, code))
     return CudaDevices(names=tuple(_device_name(driver, index) for index in range(number.value)))

@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,22 @@ from gpuherd.esd.schema import (
     LINEAGE_COLUMNS,
     NOT_METRICS,
     SPECTRUM,
-    LayerRow,
+    column,
     is_declared,
     kind_of_column,
 )
-from gpuherd.esd.views import FIT_OK, SKIPPED, alpha_matrix, first_row, read_table, unescape_cell
+from gpuherd.esd.views import (
+    FIT_OK,
+    SKIPPED,
+    StoredMatrix,
+    about_text,
+    alpha_matrix,
+    finite_or_none,
+    first_row,
+    read_hdf5,
+    read_table,
+    unescape_cell,
+)
 from gpuherd.options import did_you_mean
 
 if TYPE_CHECKING:
@@ -40,7 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpuherd.esd.spectrum_files import StoredSpectra
-    from gpuherd.esd.views import AlphaMatrix, StoredMatrix
+    from gpuherd.esd.views import AlphaMatrix
 
     Floats = NDArray[np.float64]
 
@@ -49,25 +60,6 @@ logger = logging.getLogger(__name__)
 
 # The figures of the fit, which are of no use without a valid one.
 CORE = ("alpha", "D")
-
-
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """The rows with typed values, None for no value, without spectra.
-
-    Raises FileNotFoundError, and BadModel for a file of another kind.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(path)
-        names = [name for name in file.schema_arrow.names if name != SPECTRUM]
-        rows: list[dict[str, Any]] = file.read(names).to_pylist()
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, pa.ArrowException) as problem:
-        raise BadModel(f"{path} is no Parquet file that can be read: {problem}") from None
-    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +120,7 @@ class ModelTable:
 
     Attributes:
         model_id: as the model list has it.
-        source_model: what it comes from; None where it was not given, or names the model itself.
-        source_text: the same as it stands in the stats file.
+        source_text: what it comes from, as it stands in the stats file; "" where it was not given.
         relation: ``base``, ``finetune``, ... or "" where it was not given.
         names: the matrices, in the order of the file.
         rows, columns: M and N of each. params: weights of each.
@@ -144,7 +135,6 @@ class ModelTable:
     """
 
     model_id: str
-    source_model: str | None
     source_text: str
     relation: str
     names: tuple[str, ...]
@@ -159,6 +149,11 @@ class ModelTable:
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     covered: float | None = None
     has_spectrum: bool = False
+
+    @property
+    def source_model(self) -> str | None:
+        """What it comes from; None where it was not given, or names the model itself."""
+        return None if self.source_text in ("", self.model_id) else self.source_text
 
     @property
     def alpha(self) -> Floats:
@@ -179,9 +174,16 @@ class ModelTable:
     def layers(self) -> tuple[StoredLayer, ...]:
         """A record for each matrix, in order."""
         counts = self.figures.get("num_evals")
-        evals = [None] * len(self.names) if counts is None else [_integer_or_none(count) for count in counts.tolist()]
-        cells = zip(self.names, self.params, evals, map(_figure, self.alpha.tolist()), self.status, strict=True)
-        return tuple(StoredLayer(*each) for each in cells)
+        evals = [math.nan] * len(self.names) if counts is None else counts.tolist()
+        each = zip(self.named_alphas(), self.params, evals, self.status, strict=True)
+        return tuple(
+            StoredLayer(name, params, None if math.isnan(count) else int(count), alpha, status)
+            for (name, alpha), params, count, status in each
+        )
+
+    def named_alphas(self) -> list[tuple[str, float | None]]:
+        """The name of each matrix with its alpha, None without a valid fit."""
+        return list(zip(self.names, map(finite_or_none, self.alpha.tolist()), strict=True))
 
     def alphas(self) -> dict[str, float | None]:
         """Alpha by name of the matrix, None without a valid fit; matrices that were left out are not in it."""
@@ -268,7 +270,7 @@ def _table_of_file(path: Path) -> ModelTable:
     if missing is not None:
         raise BadModel(f"{path} is no stats file of gpuherd: it has no column {missing!r}")
     try:
-        return _table_of_cells(path.stem, cells)
+        return table_of_rows(path.stem, _typed(cells))
     except ValueError as problem:
         raise BadModel(f"{path} is no stats file of gpuherd: {problem}") from None
 
@@ -291,53 +293,27 @@ def _cells_of(path: Path) -> pa.Table:
     return pa.table(columns, names=[unescape_cell(name) for name in table.column_names])
 
 
-def _table_of_cells(stem: str, cells: pa.Table) -> ModelTable:
-    import numpy as np
+def _typed(cells: pa.Table) -> pa.Table:
+    """The columns of a stats file with figures as numbers, NaN where there is none; other columns of words are left
+    out. Raises ValueError for words in a column that is one of numbers by the schema."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    def texts(name: str) -> tuple[str, ...]:
-        return tuple(cells[name].to_pylist())
-
-    model_id, source, relation = (cells[name][0].as_py() for name in LINEAGE_COLUMNS)
-    figures = _figures_of_text(cells)
-    words = [name for name in cells.column_names if name.endswith("_status") and name != "fit_status"]
-    return ModelTable(
-        model_id=model_id,
-        source_model=None if source in ("", model_id) else source,
-        source_text=source,
-        relation=relation,
-        names=texts("longname"),
-        rows=tuple(map(int, texts("M"))),
-        columns=tuple(map(int, texts("N"))),
-        params=tuple(map(int, texts("params"))),
-        status=texts("fit_status"),
-        figures=figures,
-        present=tuple(name for name, values in figures.items() if np.isfinite(values).any()),
-        convention={name: cells[name][0].as_py() for name in CONVENTION_COLUMNS if name in cells.column_names},
-        stem=stem,
-        notes={name: texts(name) for name in words},
-    )
-
-
-def _figures_of_text(cells: pa.Table) -> dict[str, Floats]:
-    """Every column of numbers. Alpha and D only where the fit is valid. Raises ValueError for words in a column that is
-    one of numbers by the schema."""
-    import numpy as np
-
-    valid = np.array([status == FIT_OK for status in cells["fit_status"].to_pylist()])
-    outside = NOT_METRICS.union(LINEAGE_COLUMNS, CONVENTION_COLUMNS)
-    figures: dict[str, Floats] = {}
+    columns: dict[str, Any] = {}
+    texts = {*LINEAGE_COLUMNS, *CONVENTION_COLUMNS}
     for name in cells.column_names:
-        if name in outside:
-            continue
-        try:
-            figures[name] = numbers_of(cells[name].combine_chunks())
-        except ValueError:
-            if is_declared(name):
-                raise
-            continue  # a column of words
-    for name in CORE:
-        figures[name] = np.where(valid, figures[name], np.nan)
-    return figures
+        if name in ("M", "N", "params"):
+            columns[name] = pc.cast(cells[name], pa.int64())
+        elif name in texts or name.endswith("_status") or (is_declared(name) and kind_of_column(name) == "str"):
+            columns[name] = cells[name]
+        else:
+            try:
+                numbers = numbers_of(cells[name].combine_chunks())
+                columns[name] = pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])
+            except ValueError:
+                if is_declared(name):
+                    raise
+    return pa.table(columns)
 
 
 def _parts(file: pq.ParquetFile, path: Path) -> Iterator[tuple[_Source, list[tuple[str, int]]]]:
@@ -474,13 +450,13 @@ def _tables_of(
         has_spectrum: whether the fragment has a column of spectra.
     """
     import numpy as np
+    import pyarrow as pa
 
     bounds = np.cumsum([0, *(count for _, count in models)]).tolist()
-    columns = frozenset(rows.column_names)  # made anew at each use of the property
-    names = tuple(each.name for each in fields(LayerRow) if each.name in columns)
-    numbers = tuple(name for name in names if name not in NOT_METRICS and kind_of_column(name) != "str")
-    whose = rows.select([*LINEAGE_COLUMNS, *(name for name in CONVENTION_COLUMNS if name in columns)])
-    about = whose.take(bounds[:-1]).to_pylist()
+    whose = [name for name in rows.column_names if name in (*LINEAGE_COLUMNS, *CONVENTION_COLUMNS)]
+    about = rows.select(whose).take(column("int", bounds[:-1])).to_pylist()
+    figures = {each.name: pa.types.is_string(each.type) for each in rows.schema if each.name not in whose}
+    numbers = tuple(name for name, is_text in figures.items() if not is_text and name not in NOT_METRICS)
     status = np.array(rows["fit_status"].combine_chunks().to_numpy(zero_copy_only=False) == FIT_OK)
     core = {name: np.where(status, _floats(rows[name]), np.nan) for name in CORE}
     present: list[list[str]] = [[] for _ in models]
@@ -490,7 +466,7 @@ def _tables_of(
         finite = np.isfinite(core[name] if name in core else _floats(rows[name]))
         for number in np.flatnonzero(np.logical_or.reduceat(finite, bounds[:-1])).tolist():
             present[number].append(name)
-    texts = {name: _texts(rows[name]) for name in names if kind_of_column(name) == "str"}
+    texts = {name: _texts(rows[name]) for name, is_text in figures.items() if is_text}
     counts = {name: rows[name].to_numpy() for name in ("M", "N", "params")}
 
     def part(values: Any, at: int) -> Any:
@@ -503,7 +479,6 @@ def _tables_of(
         own = {name: values[bounds[at] : bounds[at + 1]] for name, values in core.items()}
         yield ModelTable(
             model_id=lineage[0],
-            source_model=None if lineage[1] in ("", lineage[0]) else lineage[1],
             source_text=lineage[1] or "",
             relation=lineage[2] or "",
             names=part(texts["longname"], at),
@@ -520,20 +495,20 @@ def _tables_of(
         )
 
 
-def _texts(column: pa.ChunkedArray) -> list[str]:
+def _texts(cells: pa.ChunkedArray) -> list[str]:
     """A column of text, "" for null; equal texts are one object."""
     import pyarrow.compute as pc
 
-    coded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
+    coded = pc.fill_null(cells, "").combine_chunks().dictionary_encode()
     values = coded.dictionary.to_pylist()
     return [values[code] for code in coded.indices.to_pylist()]
 
 
-def _floats(column: pa.ChunkedArray) -> Floats:
+def _floats(numbers: pa.ChunkedArray) -> Floats:
     """A column of numbers as float64, NaN for what is null or not finite."""
     import numpy as np
 
-    values = np.array(column.to_numpy(), np.float64)
+    values = np.array(numbers.to_numpy(), np.float64)
     values[~np.isfinite(values)] = np.nan
     return values
 
@@ -608,19 +583,9 @@ def _ids(paths: Sequence[Path]) -> str:
     return ", ".join(printable(_id_of(path)) for path in paths[:4]) + (", …" if len(paths) > 4 else "")
 
 
-def _figure(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _integer_or_none(value: float) -> int | None:
-    return None if math.isnan(value) else int(value)
-
-
 def read_alphas(directory: ESDDirectory, model_id: str) -> StoredMatrix:
     """A model's alphas as a table of layers x modules: from its HDF5 file, else (imported results) made again of its
     rows. Raises FileNotFoundError, BadModel."""
-    from gpuherd.esd.views import StoredMatrix, about_text, read_hdf5
-
     paths = ModelPaths(directory, model_id)
     if paths.hdf5.exists() or not paths.stats.exists():
         return read_hdf5(paths.hdf5)
@@ -630,7 +595,7 @@ def read_alphas(directory: ESDDirectory, model_id: str) -> StoredMatrix:
 
 def matrix_of(model: ModelTable) -> AlphaMatrix:
     """A model's alphas as a table of layers x modules."""
-    return alpha_matrix(zip(model.names, map(_figure, model.alpha.tolist()), strict=True))
+    return alpha_matrix(model.named_alphas())
 
 
 def read_sketches(directory: ESDDirectory, model_id: str) -> StoredSpectra:

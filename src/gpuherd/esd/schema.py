@@ -44,7 +44,7 @@ def reason_for(fit: str, option: str) -> Any:
     return field(default=None, metadata={"fit": fit, "option": option})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _PowerLawRow:
     longname: str
     M: int
@@ -89,13 +89,126 @@ else:
         ],
         bases=(_PowerLawRow,),
         frozen=True,
-        slots=True,
         kw_only=True,
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SpectrumRow(_WithTails):
+    spectral_norm: float | None = figure("largest eigenvalue λ, the square of the largest singular value")
+    sv_max: float | None = figure("largest singular value, √λ")
+    sv_min: float | None = figure("smallest singular value")
+    norm: float | None = figure("sum of all eigenvalues, the square of the Frobenius norm")
+    log_norm: float | None = figure("log10 of norm")
+    log_spectral_norm: float | None = figure("log10 of spectral_norm")
+    alpha_weighted: float | None = figure("alpha times log_spectral_norm (alpha-hat)")
+    log_alpha_norm: float | None = figure("log10 of the sum of λ^alpha")
+    stable_rank: float | None = figure("norm / spectral_norm")
+    entropy: float | None = figure("entropy of the eigenvalues' shares over ln(matrix_rank): 1 where all are equal")
+
+
+@dataclass(frozen=True)
+class DetXTail:
+    """The tail of determinant 1.
+
+    Attributes:
+        detX_num: how many of the largest λ, scaled to a mean of 1, it takes for their product to fall below 1, the one
+            that takes it there included. None where all are equal within rounding: the product then is 1 whatever the
+            number.
+        detX_val: the smallest of them, in the units of the spectrum.
+        ERG_gap: detX_num - num_pl_spikes: 0 where the power law and det X = 1 have one tail.
+    """
+
+    detX_num: int | None = figure(  # noqa: N815 - WeightWatcher's name
+        "how many of the largest eigenvalues, scaled to a mean of 1, it takes for a product below 1"
+    )
+    detX_val: float | None = figure("the smallest of these eigenvalues")  # noqa: N815
+    ERG_gap: int | None = figure("detX_num − num_pl_spikes: 0 where the power law and det X = 1 have the same tail")
+
+
+@dataclass(frozen=True)
+class MarchenkoPasturFit:
+    """A fit, or the reason why there is none. Names and definitions are WeightWatcher's.
+
+    Attributes:
+        sigma_mp: standard deviation of the bulk, for the eigenvalues scaled to a mean of 1. The entries of the matrix
+            have sigma_mp / (W_scale sqrt(N)) for the larger side N.
+        W_scale: what the matrix is multiplied by for that, sqrt(n / sum λ).
+        bulk_min: lower edge of the bulk, in the units of λ.
+        bulk_max: upper edge of the bulk, in the units of λ.
+        tw_edge: bulk_max and the width of its fluctuation (Tracy and Widom), in the units of λ.
+        num_spikes: how many λ are above tw_edge.
+        mp_softrank: bulk_max / max λ (Martin and Mahoney 2018, 1810.01075).
+        mp_status: ``"ok"``, or one sentence that says why the rest is None (W_scale is always known).
+    """
+
+    sigma_mp: float | None = figure(
+        "standard deviation of the Marchenko–Pastur bulk, for eigenvalues scaled to a mean of 1", "mp_fit"
+    )
+    W_scale: float | None = figure("what the matrix is multiplied by for that scale", "mp_fit")
+    bulk_min: float | None = figure("lower edge of the Marchenko–Pastur bulk, in units of λ", "mp_fit")
+    bulk_max: float | None = figure("upper edge of the Marchenko–Pastur bulk, in units of λ", "mp_fit")
+    tw_edge: float | None = figure("upper edge of the bulk with its Tracy–Widom fluctuation, in units of λ", "mp_fit")
+    num_spikes: int | None = figure("eigenvalues above tw_edge", "mp_fit")
+    mp_softrank: float | None = figure("bulk_max / spectral_norm: near 1 without spikes", "mp_fit")
+    mp_status: str | None = reason_for("Marchenko–Pastur", "mp_fit")
+
+
+@dataclass(frozen=True)
+class RandomisedFigures:
+    """How a spectrum compares with that of the same weights in random order.
+
+    Attributes:
+        max_rand_eval: the largest eigenvalue of the random matrices.
+        rand_softrank: the same over the largest eigenvalue of the matrix itself (ww_softrank in WeightWatcher), the
+            mean over the replicas. 1 for a matrix that can't be distinguished from noise.
+        rand_distance: Jensen-Shannon distance of the two spectra, each divided by its sum and in ascending order
+            (natural logarithm: 0 to sqrt(ln 2)), the mean over the replicas.
+        rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes, rand_mp_softrank: the Marchenko-Pastur fit of the
+            random spectrum, see ``MarchenkoPasturFit``; of all replicas together. rand_num_spikes above 0 (num_traps in
+            WeightWatcher) tells of single weights that are too large.
+        rand_status: ``"ok"``; or why there is no Marchenko-Pastur fit, and its five figures are None; or, at the limits
+            of float64, why there is no random spectrum, and all are None.
+    """
+
+    max_rand_eval: float | None = figure("largest eigenvalue of the same weights in random order", "randomize")
+    rand_softrank: float | None = figure("max_rand_eval / spectral_norm", "randomize")
+    rand_distance: float | None = figure(
+        "Jensen-Shannon distance of the spectrum from that of the same weights in random order", "randomize"
+    )
+    rand_sigma_mp: float | None = figure("sigma_mp of the same weights in random order", "randomize")
+    rand_bulk_min: float | None = figure("bulk_min of the same weights in random order", "randomize")
+    rand_bulk_max: float | None = figure("bulk_max of the same weights in random order", "randomize")
+    rand_num_spikes: int | None = figure(
+        "num_spikes of the same weights in random order (correlation traps)", "randomize"
+    )
+    rand_mp_softrank: float | None = figure("mp_softrank of the same weights in random order", "randomize")
+    rand_status: str | None = reason_for("random order", "randomize")
+
+
+@dataclass(frozen=True)
+class FarmsFit:
+    """The power law of a layer's windows, or the reason why there is none.
+
+    Attributes:
+        farms_alpha: exponent of the power law of the windows' pooled eigenvalues; of a convolution the mean over the
+            groups of windows that have a fit.
+        farms_D: its Kolmogorov-Smirnov distance; of a convolution the mean.
+        farms_xmin: the eigenvalue from which on it is fitted; of a convolution the mean.
+        farms_num_evals: eigenvalues of all windows above the threshold.
+        farms_status: ``"ok"``, or one sentence that says why alpha, D and xmin are None.
+    """
+
+    farms_alpha: float | None = figure("alpha of the pooled eigenvalues of windows of one shape (FARMS)", "farms")
+    farms_D: float | None = figure("Kolmogorov-Smirnov distance of that fit", "farms")  # noqa: N815
+    farms_xmin: float | None = figure("xmin of that fit", "farms")
+    farms_num_evals: int | None = figure("eigenvalues of all windows above the threshold", "farms")
+    farms_status: str | None = reason_for("FARMS", "farms")
+
+
+# Columns come in the order of the bases, the last one first. Slots for all of them: a model can have 50,000 such rows.
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRow(_WithTails):
+class LayerRow(FarmsFit, RandomisedFigures, MarchenkoPasturFit, DetXTail, _SpectrumRow):
     """The figures of one weight matrix, in the order of the output columns. None means: there is no value.
 
     λ are all squared singular values of the matrix (for a convolution: half of those of each kernel slice, pooled),
@@ -133,62 +246,13 @@ class LayerRow(_WithTails):
         log_alpha_norm: log10 sum λ^alpha.
         stable_rank: norm / spectral_norm.
         entropy: -sum p ln p / ln matrix_rank with p = λ / norm: 0 to 1. None for rank 1.
-        detX_num: how many of the largest λ, scaled to a mean of 1, it takes for their product to fall below 1.
-        detX_val: the smallest of these λ.
-        ERG_gap: detX_num - num_pl_spikes: 0 where the power law and det X = 1 have one tail.
-        sigma_mp, W_scale, bulk_min, bulk_max, tw_edge, num_spikes, mp_softrank, mp_status: (mp_fit) the law of
-            Marchenko and Pastur, see ``fits.marchenko_pastur.MarchenkoPasturFit``.
-        max_rand_eval, rand_softrank, rand_distance, rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes,
-            rand_mp_softrank, rand_status: (randomize) the same weights in random order, see
-            ``fits.randomised.RandomisedFigures``.
-        farms_alpha, farms_D, farms_xmin, farms_num_evals, farms_status: (farms) the power law of the matrix's windows,
-            see ``fits.farms.FarmsFit``.
+        detX_num, detX_val, ERG_gap: see ``DetXTail``.
+        sigma_mp, …, mp_status: (mp_fit) the law of Marchenko and Pastur, see ``MarchenkoPasturFit``.
+        max_rand_eval, …, rand_status: (randomize) the same weights in random order, see ``RandomisedFigures``.
+        farms_alpha, …, farms_status: (farms) the power law of the matrix's windows, see ``FarmsFit``.
         fit_status: ``"ok"``; else the reason why alpha (and all that needs it) is None.
     """
 
-    spectral_norm: float | None = figure("largest eigenvalue λ, the square of the largest singular value")
-    sv_max: float | None = figure("largest singular value, √λ")
-    sv_min: float | None = figure("smallest singular value")
-    norm: float | None = figure("sum of all eigenvalues, the square of the Frobenius norm")
-    log_norm: float | None = figure("log10 of norm")
-    log_spectral_norm: float | None = figure("log10 of spectral_norm")
-    alpha_weighted: float | None = figure("alpha times log_spectral_norm (alpha-hat)")
-    log_alpha_norm: float | None = figure("log10 of the sum of λ^alpha")
-    stable_rank: float | None = figure("norm / spectral_norm")
-    entropy: float | None = figure("entropy of the eigenvalues' shares over ln(matrix_rank): 1 where all are equal")
-    detX_num: int | None = figure(  # noqa: N815 - WeightWatcher's name
-        "how many of the largest eigenvalues, scaled to a mean of 1, it takes for a product below 1"
-    )
-    detX_val: float | None = figure("the smallest of these eigenvalues")  # noqa: N815
-    ERG_gap: int | None = figure("detX_num − num_pl_spikes: 0 where the power law and det X = 1 have the same tail")
-    sigma_mp: float | None = figure(
-        "standard deviation of the Marchenko–Pastur bulk, for eigenvalues scaled to a mean of 1", "mp_fit"
-    )
-    W_scale: float | None = figure("what the matrix is multiplied by for that scale", "mp_fit")
-    bulk_min: float | None = figure("lower edge of the Marchenko–Pastur bulk, in units of λ", "mp_fit")
-    bulk_max: float | None = figure("upper edge of the Marchenko–Pastur bulk, in units of λ", "mp_fit")
-    tw_edge: float | None = figure("upper edge of the bulk with its Tracy–Widom fluctuation, in units of λ", "mp_fit")
-    num_spikes: int | None = figure("eigenvalues above tw_edge", "mp_fit")
-    mp_softrank: float | None = figure("bulk_max / spectral_norm: near 1 without spikes", "mp_fit")
-    mp_status: str | None = reason_for("Marchenko–Pastur", "mp_fit")
-    max_rand_eval: float | None = figure("largest eigenvalue of the same weights in random order", "randomize")
-    rand_softrank: float | None = figure("max_rand_eval / spectral_norm", "randomize")
-    rand_distance: float | None = figure(
-        "Jensen-Shannon distance of the spectrum from that of the same weights in random order", "randomize"
-    )
-    rand_sigma_mp: float | None = figure("sigma_mp of the same weights in random order", "randomize")
-    rand_bulk_min: float | None = figure("bulk_min of the same weights in random order", "randomize")
-    rand_bulk_max: float | None = figure("bulk_max of the same weights in random order", "randomize")
-    rand_num_spikes: int | None = figure(
-        "num_spikes of the same weights in random order (correlation traps)", "randomize"
-    )
-    rand_mp_softrank: float | None = figure("mp_softrank of the same weights in random order", "randomize")
-    rand_status: str | None = reason_for("random order", "randomize")
-    farms_alpha: float | None = figure("alpha of the pooled eigenvalues of windows of one shape (FARMS)", "farms")
-    farms_D: float | None = figure("Kolmogorov-Smirnov distance of that fit", "farms")  # noqa: N815
-    farms_xmin: float | None = figure("xmin of that fit", "farms")
-    farms_num_evals: int | None = figure("eigenvalues of all windows above the threshold", "farms")
-    farms_status: str | None = reason_for("FARMS", "farms")
     fit_status: str = "not analysed"
 
     def cells(self, options: Mapping[str, Any] | None = None) -> dict[str, Cell]:
@@ -198,11 +262,16 @@ class LayerRow(_WithTails):
             options: the fields of FitSettings by name, as the convention of a result has them. The columns of an option
                 that is off are left out, of all rows alike. None: every column.
         """
-        return {
-            column.name: getattr(self, column.name)
-            for column in fields(self)
-            if options is None or "option" not in column.metadata or options.get(column.metadata["option"])
-        }
+        return {name: getattr(self, name) for name in figures_of(options)}
+
+
+def figures_of(options: Mapping[str, Any] | None = None) -> list[str]:
+    """The columns of ``LayerRow`` in order; see ``LayerRow.cells``."""
+    return [
+        declared.name
+        for declared in fields(LayerRow)
+        if options is None or "option" not in declared.metadata or options.get(declared.metadata["option"])
+    ]
 
 
 # What each figure means, and what was to be fitted where a column says why it was not.
@@ -221,6 +290,7 @@ CONVENTION_COLUMNS = (*CONVENTION, "gpuherd_version")
 SPECTRUM = "spectrum"
 
 _NUMBERS = ("bool", "int", "float")
+_ALIASES = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}  # of Arrow's types
 _DECLARED = {declared.name: str(declared.type).split(" | ")[0] for declared in fields(LayerRow)} | {
     declared.name: kind if (kind := type(declared.default).__name__) in _NUMBERS else "str"
     for declared in fields(AnalysisOptions)
@@ -235,15 +305,8 @@ def schema(convention: Mapping[str, Any] | None = None) -> pa.Schema:
     """
     import pyarrow as pa
 
-    types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
-    figures = [
-        declared.name
-        for declared in fields(LayerRow)
-        if convention is None or "option" not in declared.metadata or convention.get(declared.metadata["option"])
-    ]
-    return pa.schema(
-        [(name, types[kind_of_column(name)]) for name in (*LINEAGE_COLUMNS, *figures, *CONVENTION_COLUMNS)]
-    )
+    names = (*LINEAGE_COLUMNS, *figures_of(convention), *CONVENTION_COLUMNS)
+    return pa.schema([(name, pa.type_for_alias(_ALIASES[kind_of_column(name)])) for name in names])
 
 
 def spectrum_type() -> pa.StructType:
@@ -298,8 +361,7 @@ def column(kind: str, values: Sequence[Any]) -> pa.Array:
     else:
         numbers = [0 if value is None else value for value in values]
         data = [pa.py_buffer(np.array(numbers, np.int64 if kind == "int" else np.float64))]
-    types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
-    return pa.Array.from_buffers(types[kind], len(values), [valid, *data])
+    return pa.Array.from_buffers(pa.type_for_alias(_ALIASES[kind]), len(values), [valid, *data])
 
 
 def lists(rows: Sequence[npt.NDArray[Any]], kind: pa.ListType[Any]) -> pa.Array:

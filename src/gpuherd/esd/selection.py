@@ -6,7 +6,6 @@ that matches nothing is an error and not an empty result: it was meant for anoth
 
 from __future__ import annotations
 
-import csv
 import difflib
 import logging
 import math
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from gpuherd.errors import BadModel
-from gpuherd.esd.views import FIT_OK, SKIPPED, read_table, table_text
+from gpuherd.esd.views import FIT_OK, SKIPPED, table_text
 
 if TYPE_CHECKING:
     from gpuherd.esd.schema import LayerRow
@@ -222,16 +221,17 @@ def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:
         tensors=len(known),
         analysed=sum(line.status == "analysed" for line in known),
         failed=sum(line.status == "failed" for line in known),
-        params=sum(line.params for line in known if _counts(line)),
+        params=sum(line.params for line in known if _counts(line.dtype, line.reason or "")),
         params_analysed=sum(line.params_analysed for line in known),
     )
 
 
-def _counts(line: TensorCoverage) -> bool:
+def _counts(dtype: str, reason: str) -> bool:
+    """Whether the numbers of a tensor are weights that count."""
     from gpuherd.models.subject import NOT_WEIGHTS
     from gpuherd.models.tensors.kinds import NOT_COUNTED
 
-    return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith(NOT_COUNTED)
+    return dtype not in NOT_WEIGHTS and not reason.startswith(NOT_COUNTED)
 
 
 def coverage_text(lines: Sequence[TensorCoverage]) -> str:
@@ -239,41 +239,18 @@ def coverage_text(lines: Sequence[TensorCoverage]) -> str:
     return table_text([asdict(line) for line in lines])
 
 
-def read_coverage(path: Path) -> list[TensorCoverage]:
-    """The lines of a coverage file. Raises OSError, csv.Error, or ValueError for a file of another kind."""
-    return [_line_of(cells) for cells in read_table(path)]
+# The columns that say which weights count, and how many of them are analysed.
+_COUNTED = ("params", "params_analysed", "dtype", "status", "reason")
 
 
 def stored_share(path: Path) -> float | None:
     """The share of the weights in matrices with a valid fit, by a coverage file; None where that is not there, or, with
     a warning in the log, can't be read."""
+    import pyarrow as pa
+    import pyarrow.csv
+
     try:
-        share = _share_by_columns(path)
-        return totals(read_coverage(path)).share if share is None else share
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, csv.Error) as problem:
-        logger.warning("%s can't be read: %s", path, problem)
-        return None
-
-
-# The columns that say which weights count, and how many of them are analysed.
-_COUNTED = ("params", "params_analysed", "dtype", "status", "reason")
-
-
-def _share_by_columns(path: Path) -> float | None:
-    """The share, read by Arrow, which takes a tenth of the time; None where the file is not as we write it, or Arrow is
-    not installed. Raises OSError."""
-    try:
-        import pyarrow as pa
-        import pyarrow.csv
-    except ImportError:
-        return None
-    from gpuherd.models.subject import NOT_WEIGHTS
-    from gpuherd.models.tensors.kinds import NOT_COUNTED
-
-    with path.open("rb") as file:
-        try:
+        with path.open("rb") as file:
             table = pyarrow.csv.read_csv(
                 file,
                 read_options=pyarrow.csv.ReadOptions(use_threads=False),
@@ -285,27 +262,14 @@ def _share_by_columns(path: Path) -> float | None:
                     null_values=[],
                 ),
             )
-        except (pa.ArrowInvalid, pa.ArrowKeyError):
-            return None
-    columns = [table[name].to_pylist() for name in _COUNTED]
-    if not set(columns[3]).issubset(get_args(Status)):
+        rows = list(zip(*(table[name].to_pylist() for name in _COUNTED), strict=True))
+        if unknown := {status for _, _, _, status, _ in rows}.difference(get_args(Status)):
+            raise ValueError(f"unknown status {min(unknown)!r} in a coverage table")
+    except FileNotFoundError:
         return None
-    counted = [
-        (params, analysed)
-        for params, analysed, dtype, _, reason in zip(*columns, strict=True)
-        if dtype not in NOT_WEIGHTS and not reason.startswith(NOT_COUNTED)
-    ]
-    params = sum(each for each, _ in counted)
-    return sum(each for _, each in counted) / params if params else 0.0
-
-
-def _line_of(cells: Mapping[str, str]) -> TensorCoverage:
-    try:
-        status, reason = cells["status"], cells["reason"] or None
-        counts = {name: int(cells[name]) for name in ("params", "matrices", "params_analysed")}
-        texts = {name: cells[name] for name in ("tensor", "shape", "dtype")}
-    except KeyError as missing:
-        raise ValueError(f"no column {missing} in a coverage table") from None
-    if status not in ("analysed", "skipped", "failed"):
-        raise ValueError(f"unknown status {status!r} in a coverage table")
-    return TensorCoverage(**texts, **counts, status=status, reason=reason)  # type: ignore[arg-type]
+    except (OSError, ValueError, KeyError) as problem:
+        logger.warning("%s can't be read: %s", path, problem)
+        return None
+    counted = [row for row in rows if _counts(row[2], row[4])]
+    params = sum(row[0] for row in counted)
+    return sum(row[1] for row in counted) / params if params else 0.0

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import CONVENTION
 from gpuherd.esd.schema import column, lists, spectrum_type
-from gpuherd.esd.views import stored_text
+from gpuherd.esd.views import finite_or_none, stored_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -245,13 +245,9 @@ def _from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> StoredSpectra:
             int(arrays["count"][index]),
             int(arrays["below"][index]),
         )
-        xmin, alpha, D = (_figure(arrays[column][index]) for column in ("xmin", "alpha", "D"))
+        xmin, alpha, D = (finite_or_none(float(arrays[column][index])) for column in ("xmin", "alpha", "D"))
         layers.append(StoredSpectrum(name, sketch, xmin, alpha, D))
     return StoredSpectra(about["model_id"], about["convention"], tuple(layers))
-
-
-def _figure(value: np.float64) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 # ``eigs/<model>.parquet``: all eigenvalues of a model, written as they come, so that they are never all in memory.
@@ -345,8 +341,3 @@ def read_eigs(path: Path) -> Iterator[StoredEigs]:
         raise
     except (OSError, KeyError, ValueError, pa.ArrowException) as problem:
         raise BadModel(f"{path} is no file of eigenvalues of gpuherd: {problem}") from None
-
-
-def read_eigs_of(path: Path, longname: str) -> npt.NDArray[np.float64] | None:
-    """The eigenvalues of one matrix, None where the file has no such name. Raises as ``read_eigs``."""
-    return next((each.evals for each in read_eigs(path) if each.longname == longname), None)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import statistics
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,10 +100,17 @@ def _csv_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return _float_cells(column)
     if pa.types.is_integer(column.type):
         return pc.cast(column, pa.string())
-    # Few texts are different ones: each is written once.
-    coded = column.combine_chunks().dictionary_encode()
-    texts = [None if value is None else _csv_cell(value) for value in coded.dictionary.to_pylist()]
-    return pa.chunked_array([pc.take(pa.array(texts, pa.string()), coded.indices)])
+    return pa.chunked_array([map_distinct(column.combine_chunks(), _csv_cell)])
+
+
+def map_distinct(values: pa.Array, write: Callable[[Any], str]) -> pa.Array:
+    """The words of values, null for null. Few of many values are different ones: each is written once."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    coded = values.dictionary_encode()
+    words = [None if value is None else write(value) for value in coded.dictionary.to_pylist()]
+    return pc.take(pa.array(words, pa.string()), coded.indices)
 
 
 def _csv_cell(value: Any) -> str:
@@ -144,7 +152,7 @@ def cell_text(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     text = _CONTROL.sub(lambda found: printable(found[0]), str(value).replace("\r\n", "\n").replace("\r", "\n"))
-    return f"'{text}" if text.startswith(FORMULA_STARTS) and not _is_number(text) else text
+    return f"'{text}" if text.startswith(FORMULA_STARTS) and not is_number(text) else text
 
 
 def unescape_cell(text: str) -> str:
@@ -193,12 +201,18 @@ def no_fit_reason(rows: Sequence[LayerRow]) -> str:
     return f"none of its {len(analysed)} matrices has a valid fit; {first.longname}: {reason}"
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether Python reads it as a float."""
     try:
         float(text)
     except ValueError:
         return False
     return True
+
+
+def finite_or_none(value: float) -> float | None:
+    """A number for JSON, which has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 # Where a matrix stands in its model, read off its name: the layer that it is in and the module that it is there.
@@ -246,11 +260,11 @@ def place_of(longname: str) -> LayerPlace:
     a further number follows, which then counts the models of a pipeline.
 
     >>> place_of("model.layers.3.self_attn.q_proj")
-    Place(layer='model.layers.3', number=3, module='self_attn.q_proj')
+    LayerPlace(layer='model.layers.3', number=3, module='self_attn.q_proj')
     >>> place_of("0.auto_model.encoder.layer.5.output.dense")
-    Place(layer='0.auto_model.encoder.layer.5', number=5, module='output.dense')
+    LayerPlace(layer='0.auto_model.encoder.layer.5', number=5, module='output.dense')
     >>> place_of("lm_head")
-    Place(layer='lm_head', number=None, module='weight')
+    LayerPlace(layer='lm_head', number=None, module='weight')
     """
     parts = longname.split(".")
     at = [index for index, part in enumerate(parts) if _is_layer_number(part)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,7 @@ class Axis:
 
     Attributes:
         title: its words.
-        domain: from where to where it goes.
+        domain: from where to where it goes; None for from 0 to the largest value.
         whole: whether only whole numbers are marked.
         values: what is marked; None for a few round numbers.
         labels: a Vega expression of the words at a mark.
@@ -99,7 +99,7 @@ class Axis:
     """
 
     title: str
-    domain: tuple[float, float]
+    domain: tuple[float, float] | None
     whole: bool = False
     values: Sequence[float] | None = None
     labels: str | None = None
@@ -112,8 +112,10 @@ class Axis:
             drawn["values"] = list(self.values)
         if self.whole or self.labels is not None:
             drawn["labelExpr"] = self.labels or WHOLE
-        scale = {"domain": list(self.domain), "nice": False, "zero": False, "clamp": True}
-        return {"field": channel, "type": "quantitative", "axis": drawn, "scale": scale}
+        about = {"field": channel, "type": "quantitative", "axis": drawn}
+        if self.domain is None:
+            return about | {"stack": None}
+        return about | {"scale": {"domain": list(self.domain), "nice": False, "zero": False, "clamp": True}}
 
 
 WHOLE = "datum.value % 1 ? '' : format(datum.value, ',d')"  # words of whole numbers alone
@@ -145,7 +147,7 @@ def line_chart(
     """
     data: dict[str, list[dict[str, Any]]] = {
         "level": [] if level is None else [{"y": level}],
-        "diagonal": [{"x": x.domain[0], "y": y.domain[0]}, {"x": x.domain[1], "y": y.domain[1]}] if diagonal else [],
+        "diagonal": [{"x": a, "y": b} for a, b in zip(x.domain or (), y.domain or (), strict=True)] if diagonal else [],
         "bands": [_row(e, x=a, y=b, y2=c) for e in lines if len(e.band) > 1 for a, b, c in e.band],
         "reach": [_row(e, x=a, y=b, y2=c) for e in lines if len(e.band) == 1 for a, b, c in e.band],
         "lines": [_row(e, x=a, y=b) for e in lines for a, b in e.points],
@@ -153,7 +155,7 @@ def line_chart(
         "stops": _stops(lines, x, y, dots),
     }
     drawn = {name: rows for name, rows in data.items() if rows}
-    about = _chart(_line_specification(tuple(drawn), height), x, y, drawn, label, along=True, note=note, select=select)
+    about = _chart(_layered(tuple(drawn), height), x, y, drawn, label, along=True, note=note, select=select)
     keys_of = [key(each.stroke.colour, each.stroke.dash, each.name) for each in lines]
     if select is not None:
         keys_of = [when(select, each.name, node) for each, node in zip(lines, keys_of, strict=True)]
@@ -165,26 +167,50 @@ def _row(line: Line, **more: Any) -> dict[str, Any]:
 
 
 @cache
-def _line_specification(parts: tuple[str, ...], height: int) -> dict[str, Any]:
-    """What lines are made of; ``parts``: the rows that there are."""
+def _layered(names: tuple[str, ...], height: int) -> dict[str, Any]:
+    """A specification of these marks over each other, each drawn on the rows of its name."""
     alt = _altair()
-    aside = {"stroke": "var(--soft)", "strokeDash": [3, 4]}
     tint, inside = alt.Stroke("colour:N", scale=None), alt.Fill("colour:N", scale=None)
     dash, series = alt.StrokeDash("dash:N", scale=None), alt.Detail("series:N")
-    marks = {
-        "level": lambda chart: chart.mark_rule(**aside).encode(y="y:Q"),
-        "diagonal": lambda chart: chart.mark_line(**aside).encode(x="x:Q", y="y:Q"),
-        "bands": lambda chart: chart.mark_area(opacity=0.16).encode(inside, series, x="x:Q", y="y:Q", y2="y2"),
-        "reach": lambda chart: chart.mark_rule(opacity=0.6).encode(tint, x="x:Q", y="y:Q", y2="y2"),
-        "lines": lambda chart: chart.mark_line(strokeWidth=2, strokeJoin="round").encode(
-            tint, dash, series, x="x:Q", y="y:Q", order=_AS_GIVEN
+    aside, cross = {"stroke": "var(--soft)", "strokeDash": [3, 4]}, {"strokeWidth": 1.2, "opacity": 0.7}
+    place = {"x": "x:Q", "y": "y:Q"}
+    line, upright = place | {"order": _AS_GIVEN}, place | {"y2": "y2"}
+    filled = alt.Fill("fill:N", scale=None), alt.Size("size:Q", scale=None)
+    marks: dict[str, Callable[[Any], Any]] = {
+        "level": lambda on: on.mark_rule(**aside).encode(y="y:Q"),
+        "diagonal": lambda on: on.mark_line(**aside).encode(**place),
+        "bands": lambda on: on.mark_area(opacity=0.16).encode(inside, series, **upright),
+        "reach": lambda on: on.mark_rule(opacity=0.6).encode(tint, **upright),
+        "lines": lambda on: on.mark_line(strokeWidth=2, strokeJoin="round").encode(tint, dash, series, **line),
+        "dots": lambda on: on.mark_point(size=30, opacity=1, strokeWidth=0).encode(inside, **place),
+        "stops": lambda on: on.mark_point(size=70, opacity=0, stroke="var(--card)").encode(
+            inside, tooltip="tip:N", **place
         ),
-        "dots": lambda chart: chart.mark_point(size=30, opacity=1, strokeWidth=0).encode(inside, x="x:Q", y="y:Q"),
-        "stops": lambda chart: chart.mark_point(size=70, opacity=0, stroke="var(--card)").encode(
-            inside, x="x:Q", y="y:Q", tooltip="tip:N"
+        # of a scatter chart
+        "guides": lambda on: on.mark_line(strokeWidth=1.6).encode(tint, dash, series, **line),
+        "up": lambda on: on.mark_rule(**cross).encode(tint, **upright),
+        "across": lambda on: on.mark_rule(**cross).encode(tint, x2="x2", **place),
+        "marks": lambda on: on.mark_point(opacity=1, strokeWidth=1.6).encode(tint, *filled, tooltip="tip:N", **place),
+        # of histograms over each other, whose bins are read off
+        "areas": lambda on: on.mark_area(interpolate="step-after", opacity=0.28).encode(
+            inside, series, x="x:Q", y=alt.Y("y:Q", stack=None), order=_AS_GIVEN
+        ),
+        "steps": lambda on: on.mark_line(interpolate="step-after", strokeWidth=1.8).encode(tint, dash, series, **line),
+        "spans": lambda on: on.mark_bar(strokeWidth=2, cornerRadius=2, minBandSize=2).encode(
+            inside,
+            alt.FillOpacity("opacity:Q", scale=None),
+            alt.Stroke("outline:N", scale=None),
+            dash,
+            x="x:Q",
+            x2="x2",
+            y="row:N",
+            tooltip="tip:N",
+        ),
+        "bins": lambda on: on.mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0).encode(
+            x="x:Q", x2="x2", tooltip="tip:N"
         ),
     }
-    return specification(alt.layer(*(marks[name](drawn_on(name)) for name in parts)), height)
+    return specification(alt.layer(*(marks[name](drawn_on(name)) for name in names)), height)
 
 
 def _stops(lines: Sequence[Line], x: Axis, y: Axis, dots: bool) -> list[dict[str, Any]]:
@@ -243,7 +269,7 @@ class Mark:
 def scatter_chart(lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis, label: str, note: str) -> Node:
     """Points with their intervals, on lines."""
     data = {
-        "lines": [_row(each, x=a, y=b) for each in lines for a, b in each.points],
+        "guides": [_row(each, x=a, y=b) for each in lines for a, b in each.points],
         "up": [{"x": e.x, "y": e.ends_y[0], "y2": e.ends_y[1], "colour": e.colour} for e in marks if e.ends_y],
         "across": [{"y": e.y, "x": e.ends_x[0], "x2": e.ends_x[1], "colour": e.colour} for e in marks if e.ends_x],
         "marks": [
@@ -259,32 +285,8 @@ def scatter_chart(lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis
         ],
     }
     keys = legend([(each.name, each.stroke.colour, each.stroke.dash) for each in lines])
-    about = _chart(_scatter_specification(), x, y, data, label)
+    about = _chart(_layered(tuple(data), 250), x, y, data, label)
     return element("div", about, keys, element("p", note, kind="note"))
-
-
-@cache
-def _scatter_specification() -> dict[str, Any]:
-    alt = _altair()
-    tint = alt.Stroke("colour:N", scale=None)
-    dash, series = alt.StrokeDash("dash:N", scale=None), alt.Detail("series:N")
-    cross = {"strokeWidth": 1.2, "opacity": 0.7}
-    layers = [
-        drawn_on("lines").mark_line(strokeWidth=1.6).encode(tint, dash, series, x="x:Q", y="y:Q", order=_AS_GIVEN),
-        drawn_on("up").mark_rule(**cross).encode(tint, x="x:Q", y="y:Q", y2="y2"),
-        drawn_on("across").mark_rule(**cross).encode(tint, x="x:Q", y="y:Q", x2="x2"),
-        drawn_on("marks")
-        .mark_point(opacity=1, strokeWidth=1.6)
-        .encode(
-            tint,
-            alt.Fill("fill:N", scale=None),
-            alt.Size("size:Q", scale=None),
-            x="x:Q",
-            y="y:Q",
-            tooltip="tip:N",
-        ),
-    ]
-    return specification(alt.layer(*layers), 250)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,11 +311,10 @@ class Span:
 
 def timeline_chart(spans: Sequence[Span], x: Axis, label: str) -> Node:
     """Bars in time, a lane a device."""
-    alt = _altair()
     rows = sorted({(each.lane, each.sub) for each in spans}, key=lambda row: (_natural(row[0]), row[1]))
     names = [f"{lane}\t{sub}" for lane, sub in rows]
     data = {
-        "bars": [
+        "spans": [
             {
                 "row": f"{each.lane}\t{each.sub}",
                 "x": each.start,
@@ -328,27 +329,15 @@ def timeline_chart(spans: Sequence[Span], x: Axis, label: str) -> Node:
         ]
     }
     # A lane is named once, though jobs that share it lie below each other.
-    lanes = alt.Axis(
-        title=None,
-        grid=False,
-        labelLimit=90,
-        labelExpr="split(datum.value, '\\t')[1] == '0' ? split(datum.value, '\\t')[0] : ''",
-    )
-    bars = (
-        drawn_on("bars")
-        .mark_bar(strokeWidth=2, cornerRadius=2, minBandSize=2)
-        .encode(
-            alt.X("x:Q"),
-            alt.X2("x2"),
-            alt.Y("row:N", sort=names, axis=lanes, scale=alt.Scale(paddingInner=0.2, paddingOuter=0.1)),
-            alt.Fill("colour:N", scale=None),
-            alt.FillOpacity("opacity:Q", scale=None),
-            alt.Stroke("outline:N", scale=None),
-            alt.StrokeDash("dash:N", scale=None),
-            alt.Tooltip("tip:N"),
-        )
-    )
-    return _chart(specification(bars, 20 * len(rows)), x, None, data, label)
+    words = "split(datum.value, '\\t')[1] == '0' ? split(datum.value, '\\t')[0] : ''"
+    lanes = {
+        "field": "row",
+        "type": "nominal",
+        "sort": names,
+        "axis": {"title": None, "grid": False, "labelLimit": 90, "labelExpr": words},
+        "scale": {"paddingInner": 0.2, "paddingOuter": 0.1},
+    }
+    return _chart(_layered(("spans",), 20 * len(rows)), x, lanes, data, label)
 
 
 def _natural(word: str) -> list[tuple[int, str]]:
@@ -364,23 +353,23 @@ def drawn_on(name: str) -> altair.Chart:
 
 def _chart(
     drawn: dict[str, Any],
-    x: Axis | None,
-    y: Axis | None,
-    data: dict[str, list[dict[str, Any]]],
+    x: Axis,
+    y: Axis | dict[str, Any],
+    data: Mapping[str, Any],
     label: str,
     *,
     along: bool = False,
     note: str | None = None,
     select: str | None = None,
 ) -> Node:
-    """A specification with its axes and its rows."""
-    axes = {channel: axis.encoded(channel) for channel, axis in (("x", x), ("y", y)) if axis is not None}
+    """A specification of layers with its axes and its rows."""
+    axes = {"x": x.encoded("x"), "y": y if isinstance(y, dict) else y.encoded("y")}
 
     def with_axes(part: dict[str, Any]) -> dict[str, Any]:
         own = part["encoding"]
         return part | {"encoding": own | {name: axis for name, axis in axes.items() if name in own}}
 
-    full = drawn | {"layer": [*map(with_axes, drawn["layer"])]} if "layer" in drawn else with_axes(drawn)
+    full = drawn | {"layer": [*map(with_axes, drawn["layer"])]}
     about = {"spec": full, "data": data, "label": printable(label), "along": along, "note": note, "select": select}
     return ["chart", about]
 
@@ -428,47 +417,18 @@ def histogram_chart(
     data = {
         "areas": corners([each for each in classes if each.filled]),
         "steps": corners(classes),
-        "stops": [
+        "bins": [
             {"x": start, "x2": end, "tip": "\n".join(map(printable, lines))}
             for start, end, lines in zip(edges, edges[1:], tips, strict=False)
         ],
     }
-    return _chart(_histogram_specification(), x, y, data, label, along=True)
+    return steps_chart(x, y, label, 210, data)
 
 
-@cache
-def _histogram_specification() -> dict[str, Any]:
-    """Steps as areas with lines on them, over bins that are read off."""
-    alt = _altair()
-    areas = (
-        drawn_on("areas")
-        .mark_area(interpolate="step-after", opacity=0.28)
-        .encode(
-            alt.Fill("colour:N", scale=None),
-            alt.Detail("series:N"),
-            x="x:Q",
-            y=alt.Y("y:Q", stack=None),
-            order=_AS_GIVEN,
-        )
-    )
-    steps = (
-        drawn_on("steps")
-        .mark_line(interpolate="step-after", strokeWidth=1.8)
-        .encode(
-            alt.Stroke("colour:N", scale=None),
-            alt.StrokeDash("dash:N", scale=None),
-            alt.Detail("series:N"),
-            x="x:Q",
-            y="y:Q",
-            order=_AS_GIVEN,
-        )
-    )
-    stops = (
-        drawn_on("stops")
-        .mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0)
-        .encode(x="x:Q", x2="x2", tooltip="tip:N")
-    )
-    return specification(alt.layer(areas, steps, stops), 210)
+def steps_chart(x: Axis, y: Axis, label: str, height: int, data: Mapping[str, Any]) -> Node:
+    """The same of rows as they are drawn: ``areas`` and ``steps`` (series, x, y, colour, dash), and ``bins`` (x, x2,
+    tip); or of the fields of the view's record that have them."""
+    return _chart(_layered(("areas", "steps", "bins"), height), x, y, data, label, along=True)
 
 
 # --- pictures for papers ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeGuard
 
 from gpuherd.errors import printable
@@ -292,30 +292,9 @@ def table(
         words: the fields that the filter looks through; None for those that the columns sort by.
         mark: a key, and the field of the row whose value it has.
     """
-    about = {
-        "label": label,
-        "columns": [_column(column, at) for at, column in enumerate(columns)],
-        "sort": sort,
-        "descending": descending,
-        "page": page,
-        "hint": hint,
-        "name": name or label,
-    }
-    source: dict[str, Any] = {"frame": frame, "field": field, "words": words, "mark": mark}
-    if frame is None and field is None:
-        source["rows"] = rows
-    return ["table", about | {key: value for key, value in source.items() if value is not None}]
-
-
-def _column(column: Column, at: int) -> dict[str, Any]:
-    plain = {"word": column.word, "why": column.why, "kind": column.kind, "format": column.format}
-    of_records = {"shows": column.shows, "given": column.given}
-    return {
-        **plain,
-        "sorts": column.sorts,
-        "key": str(at) if column.field is None else column.field,
-        **{key: value for key, value in of_records.items() if value is not None},
-    }
+    about: dict[str, Any] = {"label": label, "columns": [asdict(column) for column in columns], "rows": rows}
+    about |= {"frame": frame, "field": field, "words": words, "mark": mark, "name": name or label, "hint": hint}
+    return ["table", about | {"sort": sort, "descending": descending, "page": page}]
 
 
 # --- figures with intervals -------------------------------------------------------------------------------------------
@@ -374,7 +353,7 @@ def _upright(kind: str, place: str) -> Node:
 
 
 def shares(counts: Sequence[int], label: str) -> Node:
-    """Shares of a whole beside each other, in the colours of classes."""
+    """Shares of a whole next to each other, in the colours of classes."""
     whole = sum(counts) or 1
     parts = [
         element(

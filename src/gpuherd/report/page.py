@@ -55,7 +55,7 @@ class View:
         name: the address: ``#/name``.
         title: the words of its link; "" for a view that others lead to.
         nodes: what it shows.
-        count: a number beside its link.
+        count: a number next to its link.
         under: the view whose link is marked while this one is shown.
     """
 
@@ -121,7 +121,7 @@ def render_page(contents: PageContents) -> bytes:
         hashes.append(bundle.policy)
     template = _environment().get_template("page.html.j2")
     html = template.render(
-        page=_printable_head(contents),
+        page=contents,
         version=__version__,
         blobs=blobs,
         script=_markup(script),
@@ -158,46 +158,8 @@ def frame_bytes(contents: PageContents) -> int:
 
 
 def needs_charts(contents: PageContents) -> bool:
-    """Whether a view draws a chart."""
-    return any(_has_chart(node) for view in contents.views for node in view.nodes)
-
-
-def _has_chart(node: Any) -> bool:
-    if isinstance(node, Mapping):
-        return any(map(_has_chart, node.values()))
-    if not isinstance(node, list | tuple):
-        return False
-    return bool(node and node[0] == "chart" and len(node) > 1 and isinstance(node[1], Mapping)) or any(
-        map(_has_chart, node)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """What the template shows, printable."""
-
-    title: str
-    facts: list[list[str]]
-    notes: list[str]
-    settings_title: str
-    settings: list[list[str]]
-    without_script: str
-    failures: list[list[str]]
-
-
-def _printable_head(contents: PageContents) -> _Head:
-    def lines(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-        return [[printable(each) for each in row] for row in rows]
-
-    return _Head(
-        title=printable(contents.title),
-        facts=lines(contents.facts),
-        notes=[printable(each) for each in contents.notes],
-        settings_title=printable(contents.settings_title),
-        settings=lines(contents.settings),
-        without_script=contents.without_script,
-        failures=lines(contents.failures),
-    )
+    """Whether a view draws a chart. (A text with these signs has backslashes before its quotes.)"""
+    return any('["chart", {' in json.dumps(view.nodes) for view in contents.views)
 
 
 def _text(path: Path) -> str:
@@ -208,9 +170,11 @@ def _environment() -> Any:
     """Jinja with autoescape on for everything. Raises MissingExtra."""
     with naming_extras({"jinja2": "page"}, "the page needs"):
         import jinja2
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False
     )
+    made.filters["printable"] = printable
+    return made
 
 
 def _markup(text: str) -> Any:

@@ -35,7 +35,7 @@ def raising_cannot_write(place: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        raise CannotWrite(f"can't write {place}: {problem.strerror}") from None
+        raise CannotWrite(f"can't write {place}: {problem.strerror or problem}") from None
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.esd.fits.marchenko_pastur import DetXTail, detx_tail
+from gpuherd.esd.fits.marchenko_pastur import detx_tail
+from gpuherd.esd.schema import DetXTail
 
 Float64 = npt.NDArray[np.float64]
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from gpuherd.esd import FitSettings, fit_power_law
 from gpuherd.esd.fits.farms import (
-    FarmsFit,
     Windows,
     farms_spectra,
     fit_farms,
@@ -18,6 +17,7 @@ from gpuherd.esd.fits.farms import (
     windows_of_matrix,
     windows_of_slice,
 )
+from gpuherd.esd.schema import FarmsFit
 
 Float64 = npt.NDArray[np.float64]
 
@@ -140,7 +140,7 @@ def test_windows_without_a_fit_are_a_reason() -> None:
     )
     found = fit_farms([np.eye(100, 200) * 1e-3], FitSettings("DKS"))
     assert (found.farms_alpha, found.farms_num_evals) == (None, 0)
-    assert found.farms_status.startswith("too few eigenvalues")
+    assert str(found.farms_status).startswith("too few eigenvalues")
 
 
 def test_a_single_column() -> None:

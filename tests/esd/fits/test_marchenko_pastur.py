@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brute
 
-from gpuherd.esd.fits.marchenko_pastur import MarchenkoPasturFit, estimated_density, fit_marchenko_pastur
+from gpuherd.esd.fits.marchenko_pastur import estimated_density, fit_marchenko_pastur
+from gpuherd.esd.schema import MarchenkoPasturFit
 
 Float64 = npt.NDArray[np.float64]
 
@@ -43,6 +44,7 @@ def fit(W: Float64) -> MarchenkoPasturFit:
 def entry_deviation(found: MarchenkoPasturFit, W: Float64) -> float:
     """The standard deviation that the fit gives to the entries of W."""
     assert found.sigma_mp is not None
+    assert found.W_scale is not None
     return found.sigma_mp / (found.W_scale * math.sqrt(max(W.shape)))
 
 
@@ -83,6 +85,7 @@ def test_edges_are_in_the_units_of_the_spectrum() -> None:
     evals = spectrum(W)
     assert plain.num_spikes == (evals > plain.tw_edge).sum()
     assert plain.mp_softrank == pytest.approx(plain.bulk_max / evals[-1], rel=1e-12)
+    assert plain.W_scale is not None
     assert plain.W_scale == pytest.approx(math.sqrt(200 / evals.sum()), rel=1e-12)
     # Tracy and Widom's width as WeightWatcher takes it, for eigenvalues of mean 1
     unit = plain.W_scale**2
@@ -177,7 +180,7 @@ def test_the_density_is_that_of_the_plain_sum(values: list[float]) -> None:
     ascending = np.sort(np.array(values))
     points = np.linspace(0, ascending[-1] + 0.5, 1000)
     plain = plain_density(ascending, points)
-    found = estimated_density(ascending)
+    found, density = estimated_density(ascending)
     # A point within rounding of the least density may fall on either side.
-    assert set(points[plain > 0.01 + 1e-9]) <= set(found.x) <= set(points[plain > 0.01 - 1e-9])
-    assert found.y == pytest.approx(plain[np.isin(points, found.x)], abs=1e-9)
+    assert set(points[plain > 0.01 + 1e-9]) <= set(found) <= set(points[plain > 0.01 - 1e-9])
+    assert density == pytest.approx(plain[np.isin(points, found)], abs=1e-9)

@@ -15,11 +15,11 @@ from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
 from gpuherd.esd.fits.power_law import generator
 from gpuherd.esd.fits.randomised import (
     PURPOSE,
-    RandomisedFigures,
     compare_with_random_order,
     jensen_shannon_distance,
     shuffled,
 )
+from gpuherd.esd.schema import RandomisedFigures
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 Float64 = npt.NDArray[np.float64]

@@ -287,7 +287,7 @@ def test_an_address_of_no_matrix_shows_the_model(browser: Window, page_file: Pat
 def test_every_relative_can_be_compared_with(browser: Window, small_run: RunResults, tmp_path: Path) -> None:
     base = small_run.models[1]
     many = tuple(replace(base, model_id=f"org/{number:03}") for number in range(410))
-    child = replace(base, model_id="org/child", source_model="org/409", relation="finetune")
+    child = replace(base, model_id="org/child", source_text="org/409", relation="finetune")
     path = tmp_path / "page.html"
     path.write_bytes(make_page(replace(small_run, models=(*many, child))).html)
     opened = Opened(browser, path)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from gpuherd.esd.config import FitSettings
 from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
+from gpuherd.esd.schema import FarmsFit
 from gpuherd.esd.spectra.pooled import CONV_NORM, eigenvalues_of_stack
 
 Float64 = npt.NDArray[np.float64]
@@ -32,26 +33,6 @@ Matrix = npt.NDArray[Any]
 ASPECT = 2
 WINDOW_ROWS = 100
 WINDOWS_PER_AXIS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class FarmsFit:
-    """The power law of a layer's windows, or the reason why there is none.
-
-    Attributes:
-        farms_alpha: exponent of the power law of the windows' pooled eigenvalues; of a convolution the mean over the
-            groups of windows that have a fit.
-        farms_D: its Kolmogorov-Smirnov distance; of a convolution the mean.
-        farms_xmin: the eigenvalue from which on it is fitted; of a convolution the mean.
-        farms_num_evals: eigenvalues of all windows above the threshold.
-        farms_status: ``"ok"``, or one sentence that says why alpha, D and xmin are None.
-    """
-
-    farms_alpha: float | None
-    farms_D: float | None  # noqa: N815 - the column's name
-    farms_xmin: float | None
-    farms_num_evals: int
-    farms_status: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +86,7 @@ def fit_farms(slices: Sequence[Matrix], settings: FitSettings, *, conv: bool = F
     found = [fit for fit in fits if fit.alpha is not None]
     number = sum(map(len, groups))
     if not found:
-        return FarmsFit(None, None, None, number, fits[0].status)
+        return FarmsFit(farms_num_evals=number, farms_status=fits[0].status)
     return FarmsFit(
         farms_alpha=_mean([fit.alpha for fit in found]),
         farms_D=_mean([fit.D for fit in found]),

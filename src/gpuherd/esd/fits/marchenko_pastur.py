@@ -22,10 +22,13 @@ Knows sorted numbers and the shape of the matrix only.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+
+from gpuherd.esd.schema import DetXTail, MarchenkoPasturFit
 
 Float64 = npt.NDArray[np.float64]
 
@@ -37,44 +40,6 @@ LEAST_DENSITY = 0.01
 FIRST, LAST, STEP = 0.05, 2.0, 0.01
 # What stands for each squared difference where the bulk's edges lie on the wrong side of the spectrum's peak.
 PENALTY = 1000.0**2
-
-
-@dataclass(frozen=True, slots=True)
-class MarchenkoPasturFit:
-    """A fit, or the reason why there is none. Names and definitions are WeightWatcher's.
-
-    Attributes:
-        sigma_mp: standard deviation of the bulk, for the eigenvalues scaled to a mean of 1. The entries of the matrix
-            have sigma_mp / (W_scale sqrt(N)) for the larger side N.
-        W_scale: what the matrix is multiplied by for that, sqrt(n / sum λ).
-        bulk_min: lower edge of the bulk, in the units of λ.
-        bulk_max: upper edge of the bulk, in the units of λ.
-        tw_edge: bulk_max and the width of its fluctuation (Tracy and Widom), in the units of λ.
-        num_spikes: how many λ are above tw_edge.
-        mp_softrank: bulk_max / max λ (Martin and Mahoney 2018, 1810.01075).
-        mp_status: ``"ok"``, or one sentence that says why the rest is None (W_scale is always known).
-    """
-
-    sigma_mp: float | None
-    W_scale: float
-    bulk_min: float | None
-    bulk_max: float | None
-    tw_edge: float | None
-    num_spikes: int | None
-    mp_softrank: float | None
-    mp_status: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Density:
-    """The estimated density where it is more than LEAST_DENSITY: at points ``x``, ascending, with values ``y``."""
-
-    x: Float64
-    y: Float64
-
-    @property
-    def peak(self) -> float:
-        return float(self.x[self.y.argmax()])
 
 
 def fit_marchenko_pastur(evals: Float64, rows: int, columns: int) -> MarchenkoPasturFit:
@@ -93,18 +58,19 @@ def fit_marchenko_pastur(evals: Float64, rows: int, columns: int) -> MarchenkoPa
     scaled = relative / mean
     scale = 1.0 / (math.sqrt(evals[-1]) * math.sqrt(mean))
     square = small == large
-    density = estimated_density(np.sqrt(scaled) if square else scaled)
-    if density.x.size == 0:
-        return _no_fit(scale, f"the density of the spectrum is nowhere above {LEAST_DENSITY:g}")
-    model = _QuarterCircle(density) if square else _Bulk(density, large / small)
-    sigma = _best_sigma(model, math.sqrt(scaled[-1]) / (1.0 + math.sqrt(small / large)))
+    x, y = estimated_density(np.sqrt(scaled) if square else scaled)
+    if x.size == 0:
+        return MarchenkoPasturFit(
+            None, scale, mp_status=f"the density of the spectrum is nowhere above {LEAST_DENSITY:g}"
+        )
+    misfit = partial(_misfit_of_circle, x, y) if square else partial(_misfit_of_bulk, x, y, large / small)
+    unit = math.sqrt(scaled[-1]) / (1.0 + math.sqrt(small / large))
+    sigma = _best_sigma(misfit, math.inf if square else PENALTY * len(x), unit)
     if sigma is None:
-        return _no_fit(scale, "no bulk has its edges on both sides of the peak of the spectrum")
+        return MarchenkoPasturFit(
+            None, scale, mp_status="no bulk has its edges on both sides of the peak of the spectrum"
+        )
     return _result(sigma, scaled, scale, small, large)
-
-
-def _no_fit(scale: float, status: str) -> MarchenkoPasturFit:
-    return MarchenkoPasturFit(None, scale, None, None, None, None, None, status)
 
 
 def _result(sigma: float, scaled: Float64, scale: float, small: int, large: int) -> MarchenkoPasturFit:
@@ -123,9 +89,9 @@ def _result(sigma: float, scaled: Float64, scale: float, small: int, large: int)
     )
 
 
-def estimated_density(values: Float64) -> _Density:
-    """The density of ``values`` (ascending) by the kernel (1 - |d| / h) / h, on POINTS points from 0 to their largest
-    and 0.5 more; points where it is small are left out.
+def estimated_density(values: Float64) -> tuple[Float64, Float64]:
+    """Points, ascending, and the density there of ``values`` (ascending) by the kernel (1 - |d| / h) / h: POINTS points
+    from 0 to their largest and 0.5 more, but for those where it is small.
 
     A point's density needs, on either side, how many values lie within the bandwidth and what they add up to: both are
     differences of prefix sums.
@@ -138,68 +104,53 @@ def estimated_density(values: Float64) -> _Density:
     above = (high - middle) * (h + x) - (sums[high] - sums[middle])
     y = (below + above) / (n * h * h)
     kept = y > LEAST_DENSITY
-    return _Density(x[kept], y[kept])
+    return x[kept], y[kept]
 
 
-class _Bulk:
-    """The misfit of the Marchenko-Pastur law with a given Q, as a function of sigma."""
-
-    def __init__(self, density: _Density, q: float) -> None:
-        self.density, self.q = density, q
-        self.peak, self.last = density.peak, float(density.x[-1])
-
-    def misfit(self, sigma: Float64) -> Float64:
-        """Sum of squared differences of the densities for each sigma; shape of ``sigma``, one axis."""
-        x, y = self.density.x, self.density.y
-        low, high = (sigma * (1.0 - math.sqrt(1.0 / self.q))) ** 2, (sigma * (1.0 + math.sqrt(1.0 / self.q))) ** 2
-        possible = (high >= self.peak) & (high <= self.last) & (low <= self.peak)
-        result = np.full(len(sigma), PENALTY * len(x))
-        if possible.any():
-            s, a, b = sigma[possible, None], low[possible, None], high[possible, None]
-            inside = np.maximum((b - x) * (x - a), 0.0)
-            with np.errstate(invalid="ignore"):  # x = 0 is outside the bulk: 0 / 0
-                fitted = np.where(inside > 0.0, np.sqrt(inside) * self.q / (2.0 * math.pi * s * s * x), 0.0)
-            result[possible] = ((fitted - y) ** 2).sum(axis=1)
-        return result
+def _misfit_of_bulk(x: Float64, y: Float64, q: float, sigma: Float64) -> Float64:
+    """Sum of squared differences of the Marchenko-Pastur law with a given Q from the density ``y`` at ``x``, for each
+    sigma; shape of ``sigma``, one axis."""
+    peak, last = x[y.argmax()], x[-1]
+    low, high = (sigma * (1.0 - math.sqrt(1.0 / q))) ** 2, (sigma * (1.0 + math.sqrt(1.0 / q))) ** 2
+    possible = (high >= peak) & (high <= last) & (low <= peak)
+    result = np.full(len(sigma), PENALTY * len(x))
+    if possible.any():
+        s, a, b = sigma[possible, None], low[possible, None], high[possible, None]
+        inside = np.maximum((b - x) * (x - a), 0.0)
+        with np.errstate(invalid="ignore"):  # x = 0 is outside the bulk: 0 / 0
+            fitted = np.where(inside > 0.0, np.sqrt(inside) * q / (2.0 * math.pi * s * s * x), 0.0)
+        result[possible] = ((fitted - y) ** 2).sum(axis=1)
+    return result
 
 
-class _QuarterCircle:
-    """The misfit of the quarter circle, as a function of sigma: (c / sigma² - y)², summed over the points."""
-
-    def __init__(self, density: _Density) -> None:
-        self.y = density.y
-        self.circle = np.sqrt(np.maximum(4.0 - density.x**2, 0.0)) / math.pi
-
-    def misfit(self, sigma: Float64) -> Float64:
-        """Sum of squared differences of the densities for each sigma; shape of ``sigma``, one axis."""
-        misfit: Float64 = ((self.circle / (sigma * sigma)[:, None] - self.y) ** 2).sum(axis=1)
-        return misfit
+def _misfit_of_circle(x: Float64, y: Float64, sigma: Float64) -> Float64:
+    """The same of the quarter circle, (c / sigma² - y)²."""
+    circle = np.sqrt(np.maximum(4.0 - x**2, 0.0)) / math.pi
+    misfit: Float64 = ((circle / (sigma * sigma)[:, None] - y) ** 2).sum(axis=1)
+    return misfit
 
 
-def _best_sigma(model: _Bulk | _QuarterCircle, unit: float) -> float | None:
+def _best_sigma(misfit: Callable[[Float64], Float64], penalised: float, unit: float) -> float | None:
     """The sigma of least misfit: the best of the steps, then Nelder and Mead from there. None if all are penalised."""
     from scipy.optimize import fmin  # 0.1 s to import, for the few analyses that ask for this fit
 
-    def misfit(sigma: Float64) -> float:
-        return float(model.misfit(sigma)[0])
+    def of_one(sigma: Float64) -> float:
+        return float(misfit(sigma)[0])
 
     steps = np.mgrid[FIRST * unit : LAST * unit : STEP * unit]
-    misfits = model.misfit(steps)
+    misfits = misfit(steps)
     start = int(misfits.argmin())
-    if isinstance(model, _Bulk) and misfits[start] >= PENALTY * len(model.density.x):
+    if misfits[start] >= penalised:
         return None
-    found = fmin(misfit, steps[start : start + 1], disp=False)
-    return float(found[0])
+    return float(fmin(of_one, steps[start : start + 1], disp=False)[0])
 
 
 # --- det X = 1 --------------------------------------------------------------------------------------------------------
 #
 # Where the tail of a spectrum has determinant 1: the ERG (exact renormalisation group) condition, det X = 1.
 #
-# The eigenvalues are scaled so that their mean is 1. From the largest one down, the product first rises and then
-#   falls,
-# since it gains factors above 1 as long as λ is above the mean; the tail ends with the eigenvalue that brings it
-#   below
+# The eigenvalues are scaled so that their mean is 1. From the largest one down, the product first rises and then falls,
+# since it gains factors above 1 as long as λ is above the mean; the tail ends with the eigenvalue that brings it below
 # 1. WeightWatcher takes a layer as ideal where the power law's tail and this one end together: ERG_gap = 0.
 #
 # Knows sorted numbers only. Products are sums of logarithms, so that nothing over- or underflows at any n. (The
@@ -208,29 +159,16 @@ def _best_sigma(model: _Bulk | _QuarterCircle, unit: float) -> float | None:
 EPS = float(np.finfo(np.float64).eps)
 
 
-@dataclass(frozen=True, slots=True)
-class DetXTail:
-    """The tail of determinant 1.
-
-    Attributes:
-        detX_num: how many of the largest eigenvalues it takes for the product to fall below 1, that one included. None
-            where all are equal within rounding: the product then is 1 whatever the number.
-        detX_val: the smallest of them, in the units of the spectrum.
-    """
-
-    detX_num: int | None  # noqa: N815 - WeightWatcher's name, and the column's
-    detX_val: float | None  # noqa: N815
-
-
-def detx_tail(evals: Float64) -> DetXTail:
+def detx_tail(evals: Float64, num_pl_spikes: int | None = None) -> DetXTail:
     """The tail of determinant 1, in O(n).
 
     Args:
         evals: ascending, not negative, finite, at least one above 0; shape (n,). A zero ends the tail at the latest.
+        num_pl_spikes: of the power law's tail, where there is one.
     """
     n = len(evals)
     if n < 2 or evals[0] >= evals[-1] * (1.0 - n * EPS):
-        return DetXTail(None, None)
+        return DetXTail()
     # The largest is taken out first: no sum overflows, and the mean is between 1/n and 1.
     relative = evals[::-1] / evals[-1]
     with np.errstate(divide="ignore"):  # λ = 0: its logarithm is -inf, and the product 0
@@ -238,4 +176,4 @@ def detx_tail(evals: Float64) -> DetXTail:
     # By the inequality of the means the product of all is below 1; rounding can hide that for nearly equal values.
     below = log_product < 0.0
     number = int(below.argmax()) + 1 if bool(below.any()) else n
-    return DetXTail(number, float(evals[n - number]))
+    return DetXTail(number, float(evals[n - number]), None if num_pl_spikes is None else number - num_pl_spikes)

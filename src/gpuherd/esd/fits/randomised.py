@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from gpuherd.esd.config import FitSettings
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
 from gpuherd.esd.fits.power_law import generator
+from gpuherd.esd.schema import RandomisedFigures
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 # --- Random orders ----------------------------------------------------------------------------------------------------
@@ -108,34 +108,6 @@ REPLICAS_OF_FEW = 5
 PURPOSE = "random order"
 
 
-@dataclass(frozen=True, slots=True)
-class RandomisedFigures:
-    """How a spectrum compares with that of the same weights in random order.
-
-    Attributes:
-        max_rand_eval: the largest eigenvalue of the random matrices.
-        rand_softrank: the same over the largest eigenvalue of the matrix itself (ww_softrank in WeightWatcher), the
-            mean over the replicas. 1 for a matrix that can't be distinguished from noise.
-        rand_distance: Jensen-Shannon distance of the two spectra, each divided by its sum and in ascending order
-            (natural logarithm: 0 to sqrt(ln 2)), the mean over the replicas.
-        rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes, rand_mp_softrank: the Marchenko-Pastur fit of the
-            random spectrum, see ``MarchenkoPasturFit``; of all replicas together. rand_num_spikes above 0 (num_traps in
-            WeightWatcher) tells of single weights that are too large.
-        rand_status: ``"ok"``; or why there is no Marchenko-Pastur fit, and its five figures are None; or, at the limits
-            of float64, why there is no random spectrum, and all are None.
-    """
-
-    max_rand_eval: float | None
-    rand_softrank: float | None
-    rand_distance: float | None
-    rand_sigma_mp: float | None
-    rand_bulk_min: float | None
-    rand_bulk_max: float | None
-    rand_num_spikes: int | None
-    rand_mp_softrank: float | None
-    rand_status: str
-
-
 def compare_with_random_order(
     name: str,
     slices: Sequence[Matrix],
@@ -170,7 +142,7 @@ def compare_with_random_order(
     ]
     problem = next((each.problem for each in spectra if each.problem is not None), None)
     if problem is not None:
-        return RandomisedFigures(None, None, None, None, None, None, None, None, f"in random order: {problem}")
+        return RandomisedFigures(rand_status=f"in random order: {problem}")
     return _compared(evals, [each.evals for each in spectra], slices[0].shape)
 
 

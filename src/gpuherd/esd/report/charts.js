@@ -1,15 +1,21 @@
 // What the charts of spectra are made of (charts.py says how they look), and how alpha changed.
 
-// A matrix's sketch and fit, in one row, by what is drawn of it.
+// A matrix's sketch and fit, by what is drawn of it. The law ends at the largest eigenvalue, or where it leaves the frame.
 function spectrumRows({ x, y, bins }, { alpha, xmin, edge, tail, num_evals: count = Infinity }) {
   const [least, most] = [x[0], x.at(-1)];
+  const [xs, ys] = [x, y].map((logs) => Array.from(logs, (at) => 10 ** at));
+  const together = count < 120 ? 4 : count < 1000 ? 2 : 1; // bins that are one, so that each holds some of the eigenvalues
+  const width = (most - least) * together / bins.length || 1;
+  const shares = Array.from({ length: bins.length / together }, (_, at) => bins.slice(at * together, (at + 1) * together).reduce((a, b) => a + b));
+  const floor = Math.min(...shares.filter(Boolean)) / width / 2;
+  const bars = shares.map((share, at) => ({ x: 10 ** (least + at * width), x2: 10 ** (least + (at + 0.94) * width), y: share / width, floor })).filter((bar) => bar.y);
+  const law = (start, low) => [xmin, Math.min(xs.at(-1), alpha > 1 ? xmin * (low / start) ** (1 / (1 - alpha)) : Infinity)].map((at) => ({ x: at, y: start * (at / xmin) ** (1 - alpha) }));
   const fitted = present(alpha) && present(xmin) && xmin > 0;
   // The share of eigenvalues in the tail: as counted, else read off the curve.
-  const begin = !fitted ? null : present(tail) && Number.isFinite(count) ? tail / count : 10 ** (y[x.findIndex((at) => 10 ** at >= xmin)] ?? y.at(-1));
-  const together = count < 120 ? 4 : count < 1000 ? 2 : 1;
-  const row = { x: Array.from(x, (at) => 10 ** at), y: Array.from(y, (at) => 10 ** at), bins, together, least, width: (most - least) * together / bins.length || 1,
-    top: 10 ** most, low: 10 ** Math.min(...y), alpha, xmin, begin, edge, words: `xmin ${figure(xmin)}`, right: Math.log10(xmin) > (least + most) / 2 };
-  return { matrix: [row], fit: fitted ? [row] : [], edge: edge > row.x[0] && edge < row.top ? [row] : [] };
+  const begin = present(tail) && Number.isFinite(count) ? tail / count : ys[xs.findIndex((at) => at >= xmin)] ?? ys.at(-1);
+  return { curve: xs.map((at, place) => ({ x: at, y: ys[place] })), bars, edge: edge > xs[0] && edge < xs.at(-1) ? [{ x: edge }] : [],
+    law: fitted ? law(begin, Math.min(...ys)) : [], tail: fitted ? law(begin * (alpha - 1) * Math.LN10, floor) : [],
+    xmin: fitted ? [{ x: xmin, words: `xmin ${figure(xmin)}`, right: Math.log10(xmin) > (least + most) / 2 }] : [] };
 }
 
 // Counts of alpha in bins as those of the pool: of a quarter from 1 on, what is above the last in one more.
@@ -22,9 +28,14 @@ function alphaCounts(alphas) {
 // Histograms of all models of the run and of some of them, over each other.
 async function histograms(shown, wordOf) {
   const all = await Promise.all(shown.map(arrays));
-  const row = (model, counts, colour) => ({ at: colour, word: wordOf(model), counts: [...counts, 0], colour });
-  const areas = index.models.length > 1 ? [row(null, index.pooled, "var(--soft)")] : [];
-  return { areas, series: [...areas, ...all.map(({ alpha }, at) => row(shown[at], alphaCounts(alpha), index.colours[at]))] };
+  const row = (model, counts, colour) => ({ series: wordOf(model), colour, shares: counts.map((count) => count / Math.max(1, counts.reduce((a, b) => a + b, 0))) });
+  const pool = index.models.length > 1 ? [row(null, index.pooled, "var(--soft)")] : [];
+  const series = [...pool, ...all.map(({ alpha }, at) => row(shown[at], alphaCounts(alpha), index.colours[at]))];
+  const place = (bin) => 1 + bin / 4;
+  const corners = (some) => some.flatMap(({ shares, ...about }) => [...shares, 0].map((y, bin) => ({ ...about, dash: [1, 0], x: place(bin), y })));
+  const bins = index.pooled.map((_, bin, { length }) => ({ x: place(bin), x2: place(bin + 1), tip: [`alpha ${place(bin)} ${bin + 1 < length ? `to ${place(bin + 1)}` : "and above"}`,
+    ...series.map(({ series: word, shares }) => `${word}: ${percent(shares[bin])}`)].join("\n") }));
+  return { areas: corners(pool), steps: corners(series), bins, series };
 }
 
 // Those of the models that a reader has ticked: the last of them, as many as there are colours.

@@ -1,19 +1,15 @@
-"""The charts of a page of spectra, declared: rows come of the view's record, Vega-Lite's transforms do the rest.
+"""The charts of a page of spectra, declared. ``charts.js`` gives each its rows, from the view's record.
 
-``charts.js`` gives each its rows: of a matrix its sketch and its fit, of a model the alphas by layer, of models counts.
 Each is declared once a process: Altair takes a tenth of a second to check one.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpuherd.report.charts import PERCENT, WHOLE, drawn_on, specification
+from gpuherd.report.charts import PERCENT, WHOLE, Axis, drawn_on, specification, steps_chart
 from gpuherd.report.nodes import Node
-
-if TYPE_CHECKING:
-    import altair
 
 LAST_ALPHA = 12  # what is larger is counted in the last bin of a histogram
 _AS_GIVEN = {"value": 0}  # lines join their points in the order of the rows
@@ -22,24 +18,15 @@ _POWERS = "datum.value >= 0.001 && datum.value < 10000 ? format(datum.value, '~g
 _LEADING = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-9)))"
 
 
-def _chart(layers: list[Any], height: int, label: str, data: dict[str, str], *, along: bool = False) -> Node:
+def _chart(layers: list[Any], height: int, label: str, data: dict[str, str]) -> Node:
     """``data``: the field of the record that has the rows, by the name of the rows."""
     import altair as alt
 
     spec = specification(alt.layer(*layers), height)
-    return ["chart", {"spec": spec, "data": data, "label": label, "along": along}]
+    return ["chart", {"spec": spec, "data": data, "label": label}]
 
 
-# --- the spectrum of a matrix: one row, with x and y of its sketch, its histogram and its fit -------------------------
-
-# The row by what is drawn of it: "fit" has none without a fit, and "edge" none where that lies out of the frame.
-_SPECTRUM = {name: f"spectrum.{name}" for name in ("matrix", "fit", "edge")}
-
-
-@cache
-def spectrum_charts() -> list[Node]:
-    """The share of eigenvalues from each on, and their density, log-log, with the fitted law from xmin on."""
-    return [_ccdf(), _density()]
+# --- the spectrum of a matrix -----------------------------------------------------------------------------------------
 
 
 def _log_axis(field: str, title: str) -> dict[str, Any]:
@@ -50,143 +37,45 @@ def _log_axis(field: str, title: str) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", "scale": scale, "axis": axis}
 
 
-_X = _log_axis("x", "eigenvalue λ")
-
-
-def _law(rows: altair.Chart, height: str, floor: str, y: dict[str, Any]) -> altair.Chart:
-    """The law from xmin to the largest eigenvalue, or to where it leaves the frame below.
-
-    Args:
-        height: an expression of its height at xmin.
-        floor: an expression of the height that the frame ends at.
-    """
-    stop = f"datum.alpha > 1 ? datum.xmin * pow({floor} / datum.start, 1 / (1 - datum.alpha)) : datum.top"
-    return (
-        rows.transform_calculate(start=height)
-        .transform_calculate(x=f"[datum.xmin, min(datum.top, {stop})]")
-        .transform_flatten(["x"])
-        .transform_calculate(y="datum.start * pow(datum.x / datum.xmin, 1 - datum.alpha)")
-        .mark_line(stroke="var(--fit)", strokeDash=[8, 3], strokeWidth=2)
-        .encode(x=_X, y=y, order=_AS_GIVEN)
-    )
-
-
-def _xmin() -> list[altair.Chart]:
-    """Where the law begins, as an upright line with words on the side that has room."""
+@cache
+def spectrum_charts() -> list[Node]:
+    """The share of eigenvalues from each on, and their density, log-log, with the fitted law from xmin on, which is an
+    upright line with words on the side that has room."""
     import altair as alt
 
-    fitted = drawn_on("fit").transform_calculate(x="datum.xmin")
+    x = _log_axis("x", "eigenvalue λ")
+    drawn = {name: drawn_on(name) for name in ("curve", "law", "bars", "edge", "tail", "xmin")}
     side = {"align": alt.expr("datum.right ? 'right' : 'left'"), "dx": alt.expr("datum.right ? -5 : 5")}
-    words = {"fill": "var(--ink)", "fontSize": 11, "baseline": "top", **side}
-    return [
-        fitted.mark_rule(stroke="var(--fit)", strokeDash=[4, 4], strokeWidth=1.5).encode(x=_X),
-        fitted.mark_text(**words).encode(x=_X, y=alt.value(2), text="words:N"),
-    ]
+    upright = drawn["xmin"].mark_rule(stroke="var(--fit)", strokeDash=[4, 4], strokeWidth=1.5).encode(x=x)
+    words = drawn["xmin"].mark_text(fill="var(--ink)", fontSize=11, baseline="top", **side)
+    xmin = [upright, words.encode(x=x, y=alt.value(2), text="words:N")]
 
+    def line(rows: str, y: dict[str, Any], colour: str, **look: Any) -> Any:
+        return drawn[rows].mark_line(stroke=colour, strokeWidth=2, **look).encode(x=x, y=y, order=_AS_GIVEN)
 
-def _ccdf() -> Node:
     y = _log_axis("y", "share ≥ λ")
-    curve = drawn_on("matrix").transform_flatten(["x", "y"])
-    line = curve.mark_line(stroke="var(--accent)", strokeWidth=2, strokeJoin="round").encode(x=_X, y=y, order=_AS_GIVEN)
-    layers = [line, _law(drawn_on("fit"), "datum.begin", "datum.low", y), *_xmin()]
-    return _chart(layers, 230, "{name}: share of eigenvalues from λ on, log-log", _SPECTRUM)
-
-
-def _density() -> Node:
-    """Where there are few eigenvalues, ``together`` bins are one: each is to hold some."""
-    import altair as alt
-
+    curve = line("curve", y, "var(--accent)", strokeJoin="round")
+    shares = [curve, line("law", y, "var(--fit)", strokeDash=[8, 3]), *xmin]
     y = _log_axis("y", "density over log₁₀ λ")
-    fit = ["alpha", "xmin", "begin", "top"]
-
-    def bins(rows: str) -> altair.Chart:
-        return (
-            drawn_on(rows)
-            .transform_flatten(["bins"])
-            .transform_window(number="row_number()")
-            .transform_calculate(bin="floor((datum.number - 1) / datum.together)")
-            .transform_aggregate(share="sum(bins)", groupby=["bin", "least", "width", *fit])
-            .transform_filter("datum.share > 0")
-            .transform_calculate(
-                x="pow(10, datum.least + datum.bin * datum.width)",
-                x2="pow(10, datum.least + (datum.bin + 0.94) * datum.width)",
-                y="datum.share / datum.width",
-            )
-            .transform_joinaggregate(lowest="min(y)")
-            .transform_calculate(floor="datum.lowest / 2")
-        )
-
-    bars = bins("matrix").mark_rect(opacity=0.6, fill="var(--accent)").encode(x=_X, x2="x2", y=y, y2="floor")
-    edge = (
-        drawn_on("edge")
-        .transform_calculate(x="datum.edge")
-        .mark_rule(stroke="var(--edge)", strokeDash=[2, 3], strokeWidth=1.5)
-        .encode(x=_X)
-    )
-    once = bins("fit").transform_window(number="row_number()").transform_filter(alt.datum.number == 1)
-    law = _law(once, "datum.begin * (datum.alpha - 1) * LN10", "datum.floor", y)
-    label = "{name}: density of eigenvalues, log-log"
-    return _chart([bars, edge, law, *_xmin()], 230, label, _SPECTRUM)
+    bars = drawn["bars"].mark_rect(opacity=0.6, fill="var(--accent)").encode(x=x, x2="x2", y=y, y2="floor")
+    edge = drawn["edge"].mark_rule(stroke="var(--edge)", strokeDash=[2, 3], strokeWidth=1.5).encode(x=x)
+    density = [bars, edge, line("tail", y, "var(--fit)", strokeDash=[8, 3]), *xmin]
+    data = {name: f"spectrum.{name}" for name in drawn}
+    return [
+        _chart(shares, 230, "{name}: share of eigenvalues from λ on, log-log", data),
+        _chart(density, 230, "{name}: density of eigenvalues, log-log", data),
+    ]
 
 
 # --- alpha of many matrices -------------------------------------------------------------------------------------------
 
 
-_BIN = 0.25
-_SHARE_WORDS = (  # as ``nodes.percent``
-    "datum.share == 0 || datum.share == 1 ? 100 * datum.share + ' %' : datum.share < 0.0005 ? '< 0.1 %' : "
-    "datum.share >= 0.9995 ? '> 99.9 %' : format(100 * datum.share, '.1f') + ' %'"
-)
-
-
-@cache
 def histogram_chart(label: str, height: int) -> Node:
-    """Histograms of alpha over each other: rows with a word, a colour and counts.
-
-    The counts are of bins of 0.25 from 1 on, of one for what is above, and a 0 that lets the line fall. The rows
-    ``areas`` are filled.
-    """
-    import altair as alt
-
+    """Histograms of alpha over each other, in bins of 0.25 from 1 on and one for what is above."""
     labels = f"datum.value == {LAST_ALPHA} ? '{LAST_ALPHA}+' : datum.value"
-    axis = alt.Axis(title="alpha", values=[2, 4, 6, 8, 10, LAST_ALPHA], labelExpr=labels)
-    x = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[1, LAST_ALPHA + _BIN], nice=False))
-    y = alt.Y("share:Q", stack=None, axis=alt.Axis(title="share of matrices", labelExpr=PERCENT, tickCount=5))
-    series = alt.Detail("at:N")
-
-    def bins(rows: str) -> altair.Chart:
-        return (
-            drawn_on(rows)
-            .transform_flatten(["counts"])
-            .transform_joinaggregate(all="sum(counts)", groupby=["at"])
-            .transform_window(number="row_number()", groupby=["at"])
-            .transform_calculate(
-                x=f"1 + (datum.number - 1) * {_BIN}",
-                x2=f"1 + datum.number * {_BIN}",
-                share="datum.counts / max(1, datum.all)",
-            )
-        )
-
-    stops = (
-        bins("series")
-        .transform_filter(f"datum.x <= {LAST_ALPHA}")
-        .transform_calculate(tip=f"datum.word + ': ' + ({_SHARE_WORDS})")
-        .transform_aggregate(lines="values(tip)", groupby=["x", "x2"])
-        .transform_calculate(reach=f"datum.x == {LAST_ALPHA} ? 'and above' : 'to ' + datum.x2")
-        .transform_calculate(
-            tip="'alpha ' + datum.x + ' ' + datum.reach + '\\n' + join(pluck(datum.lines, 'tip'), '\\n')"
-        )
-    )
-    layers = [
-        bins("areas")
-        .mark_area(interpolate="step-after", opacity=0.28)
-        .encode(alt.Fill("colour:N", scale=None), series, x=x, y=y, order=_AS_GIVEN),
-        bins("series")
-        .mark_line(interpolate="step-after", strokeWidth=1.8)
-        .encode(alt.Stroke("colour:N", scale=None), series, x=x, y=y, order=_AS_GIVEN),
-        stops.mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0).encode(x=x, x2="x2", tooltip="tip:N"),
-    ]
-    return _chart(layers, height, label, {"series": "series", "areas": "areas"}, along=True)
+    x = Axis("alpha", (1, LAST_ALPHA + 0.25), values=[2, 4, 6, 8, 10, LAST_ALPHA], labels=labels)
+    y = Axis("share of matrices", None, labels=PERCENT)
+    return steps_chart(x, y, label, height, {name: name for name in ("areas", "steps", "bins")})
 
 
 @cache

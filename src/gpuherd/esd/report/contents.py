@@ -7,7 +7,6 @@ that it stands in the page once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,10 @@ from gpuherd.errors import printable
 from gpuherd.esd.folder import IMPORTED
 from gpuherd.esd.report.charts import LAST_ALPHA
 from gpuherd.esd.report.lineage import Kinship, Near, Profile, common_names, kinships
-from gpuherd.esd.report.reading import RunResults, finite_or_none, short_reason
+from gpuherd.esd.report.reading import RunResults, short_reason
 from gpuherd.esd.results import ModelTable
 from gpuherd.esd.schema import FITS, MEANINGS
-from gpuherd.esd.views import FIT_OK, SKIPPED, WHOLE, place_of
+from gpuherd.esd.views import FIT_OK, SKIPPED, WHOLE, finite_or_none, place_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,14 +36,6 @@ LIMIT = 3.5
 # With fewer values median and MAD say little.
 LEAST = 8
 _SCALE = 0.6745  # the upper quartile of the normal distribution: z is in standard deviations where x is normal
-
-
-@dataclass(frozen=True, slots=True)
-class Outlier:
-    """A value that stands apart: which of those given, and how far (in robust standard deviations, signed)."""
-
-    index: int
-    z: float
 
 
 def robust_z(values: Floats) -> Floats:
@@ -73,11 +64,11 @@ def alpha_z(alpha: Floats) -> Floats:
     return robust_z(np.log(np.where(alpha > 1, alpha - 1, np.nan)))
 
 
-def outlying(alpha: Floats) -> list[Outlier]:
-    """The alphas with |z| > LIMIT, the farthest first."""
+def outlying(alpha: Floats) -> list[tuple[int, float]]:
+    """The places of the alphas with |z| > LIMIT and z, in robust standard deviations, signed; the farthest first."""
     z = alpha_z(alpha)
-    found = [Outlier(index, float(z[index])) for index in np.flatnonzero(np.abs(z) > LIMIT).tolist()]
-    return sorted(found, key=lambda outlier: -abs(outlier.z))
+    found = [(index, float(z[index])) for index in np.flatnonzero(np.abs(z) > LIMIT).tolist()]
+    return sorted(found, key=lambda outlier: -abs(outlier[1]))
 
 
 def medians(alphas: Sequence[Floats]) -> Floats:
@@ -285,14 +276,12 @@ class Contents:
         ]
 
     def _outliers(self, medians_: Floats) -> dict[str, Any]:
-        found = [(n, outlier) for n, model in enumerate(self._results.models) for outlier in outlying(model.alpha)]
-        found.sort(key=lambda pair: -abs(pair[1].z))
-        layers = [
-            [number, outlier.index, _short(self._results.models[number].alpha[outlier.index]), round(outlier.z, 2)]
-            for number, outlier in found
-        ]
-        models = [[outlier.index, round(outlier.z, 2)] for outlier in outlying(medians_)]
-        return {"layers": layers[:_MOST_OUTLIERS], "more": max(0, len(layers) - _MOST_OUTLIERS), "models": models}
+        models = self._results.models
+        found = [(number, *outlier) for number, model in enumerate(models) for outlier in outlying(model.alpha)]
+        found.sort(key=lambda each: -abs(each[2]))
+        layers = [[number, at, _short(models[number].alpha[at]), round(z, 2)] for number, at, z in found]
+        apart = [[at, round(z, 2)] for at, z in outlying(medians_)]
+        return {"layers": layers[:_MOST_OUTLIERS], "more": max(0, len(layers) - _MOST_OUTLIERS), "models": apart}
 
 
 def _places(names: Sequence[str]) -> dict[str, list[Any]]:

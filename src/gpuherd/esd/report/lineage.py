@@ -270,12 +270,7 @@ class _Candidates:
         step = max(1, _BLOCK // max(1, len(own)))
         for start in range(0, len(candidates), step):
             block = list(candidates[start : start + step])
-            away = np.abs(self._alpha[block] - own)
-            away.sort(axis=1)  # NaN comes last
-            counts = np.isfinite(away).sum(axis=1)
-            rows = np.arange(len(block))
-            low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, len(own) - 1)
-            middle = (away[rows, low] + away[rows, high]) / 2
+            middle, counts = _medians(np.abs(self._alpha[block] - own))
             for other, count, distance in zip(block, counts.tolist(), middle.tolist(), strict=True):
                 if self._numbers[other] != number and count >= least:
                     found.append(Near(self._numbers[other], distance, count))
@@ -319,16 +314,16 @@ def _signatures(alpha: Floats) -> Floats:
     import numpy as np
 
     size = min(_SIGNATURE, alpha.shape[1])
-    columns = [_medians(alpha[:, start::size]) for start in range(size)]
+    columns = [_medians(alpha[:, start::size])[0] for start in range(size)]
     return np.nan_to_num(np.stack(columns, axis=1))
 
 
-def _medians(values: Floats) -> Floats:
-    """The median of each row without its NaN; NaN where it has nothing else."""
+def _medians(values: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """The median of each row without its NaN, NaN where it has nothing else; and how many numbers it has."""
     import numpy as np
 
     ordered = np.sort(values, axis=1)
     counts = np.isfinite(ordered).sum(axis=1)
     rows = np.arange(len(values))
     low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, values.shape[1] - 1)
-    return np.asarray((ordered[rows, low] + ordered[rows, high]) / 2)
+    return (ordered[rows, low] + ordered[rows, high]) / 2, counts

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuherd.errors import BadModel
-from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.folder import ESDDirectory, OnProgress
 from gpuherd.esd.report.contents import Contents
 from gpuherd.esd.report.reading import RunResults
 from gpuherd.esd.report.views import VERDICTS, first_state, views_of
@@ -88,7 +88,6 @@ _MOST_FAILURES = 200  # that are listed for readers without a script
 # Characters that a point of a spectrum takes, and its histogram and ends (measured: 2.4 to 4.0, 70 to 110).
 _POINT_BYTES, _HISTOGRAM_BYTES = 4.0, 110
 _LEAST_POINTS, _MOST_POINTS = 20, 100
-OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +129,11 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
     room = _CharacterBudget(max(0, MOST_BYTES - taken), set())
     cores = [room.take("alphas", partial(_packed_core, model)) for model in results.models]
     left = most_bytes - taken - sum(map(len, cores))
-    blobs, details = _details(results, contents, cores, left, on_progress)
+    details = _details(results, contents, cores, left, on_progress)
     contents.without_alphas = frozenset(number for number in models if not cores[number])
     contents.left_out = frozenset(models) - details.figures
-    contents.stored = details.stored
-    packed = {f"model-{number}": blob for number, blob in enumerate(blobs)}
+    contents.stored = frozenset(details.stored)
+    packed = {f"model-{number}": blob for number, blob in enumerate(details.blobs)}
     html = render_page(_page(results, contents, _notes(results, contents, details), packed))
     with_alphas = len(models) - len(contents.without_alphas)
     return Page(html, len(models), with_alphas, len(details.figures), len(details.spectra))
@@ -179,18 +178,18 @@ class _CharacterBudget:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Details:
-    """Models, by index, with figures in the page, with spectra in it, and with spectra on disk."""
+class _Details(NamedTuple):
+    """The blobs, and the models, by index, with figures in the page, with spectra in it, and with spectra on disk."""
 
-    figures: frozenset[int]
-    spectra: frozenset[int]
-    stored: frozenset[int]
+    blobs: list[str]
+    figures: set[int]
+    spectra: set[int]
+    stored: set[int]
 
 
 def _details(
     results: RunResults, contents: Contents, cores: Sequence[str], left: int, on_progress: OnProgress | None
-) -> tuple[list[str], _Details]:
+) -> _Details:
     """Each model's blob: its core, and as long as there is room its figures and its spectra."""
     with_file = {
         number
@@ -199,14 +198,12 @@ def _details(
     }
     points = _points(results, contents, left, with_file)
     room = _CharacterBudget(max(0, left), set())
-    blobs: list[str] = []
-    figures: set[int] = set()
-    spectra: set[int] = set()
+    found = _Details([], set(), set(), with_file)
     for number, (model, core) in enumerate(zip(results.models, cores, strict=True)):
         figures_text = room.take("figures", partial(_packed_figures, model, contents)) if core else ""
         spectra_text = ""
         if figures_text:
-            figures.add(number)
+            found.figures.add(number)
             if number in with_file and "spectra" not in room.ended:
                 sketches = _sketches(results.directory, model)
                 if sketches is None:
@@ -214,11 +211,11 @@ def _details(
                 else:
                     spectra_text = room.take("spectra", partial(packed_spectra, sketches, points))
         if spectra_text:
-            spectra.add(number)
-        blobs.append(" ".join((core, figures_text, spectra_text)).rstrip())
+            found.spectra.add(number)
+        found.blobs.append(" ".join((core, figures_text, spectra_text)).rstrip())
         if on_progress is not None:
             on_progress(number + 1, len(cores))
-    return blobs, _Details(frozenset(figures), frozenset(spectra), frozenset(with_file))
+    return found
 
 
 def _packed_core(model: ModelTable) -> str:
@@ -227,11 +224,13 @@ def _packed_core(model: ModelTable) -> str:
 
 
 def _packed_figures(model: ModelTable, contents: Contents) -> str:
-    return packed_floats(_joined([model.figures[name] for name in contents.figures_of(model)]))
+    import numpy as np
+
+    return packed_floats(np.concatenate([np.empty(0), *(model.figures[name] for name in contents.figures_of(model))]))
 
 
 def _points(results: RunResults, contents: Contents, left: int, with_file: Collection[int]) -> int:
-    """How many points of each spectrum there is room for beside the figures, judged by those of the first model."""
+    """How many points of each spectrum fit into the page with the figures, judged by those of the first model."""
     if not with_file:
         return _MOST_POINTS
     first = results.models[0]
@@ -280,9 +279,3 @@ def _notes(results: RunResults, contents: Contents, details: _Details) -> list[s
     if missing:
         notes.append(f"Spectra of {missing} models were left out for the same reason; gpuherd esd plot draws any.")
     return notes
-
-
-def _joined(arrays: Sequence[Any]) -> Any:
-    import numpy as np
-
-    return np.concatenate(arrays) if arrays else np.zeros(0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -30,20 +29,13 @@ if TYPE_CHECKING:
 Kind = Literal["ccdf", "hist", "both", "alpha"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOST_LAYERS = 36
+_WIDTH, _HEIGHT = 4.2, 3.0  # of a panel, in inches
 # Neutral at 4, the middle of 2 to 6 where the literature puts well-trained layers; as on the page of a run.
 _STOPS = (1.0, 2.0, 4.0, 6.0, 12.0)
 _COLOURS = ("#08306b", "#5e9ecf", "#f5f5f2", "#e8923a", "#6e2c04")
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How large a picture is: inches of one panel."""
-
-    width: float = 4.2
-    height: float = 3.0
-
-
-def spectra_figure(layers: Sequence[StoredSpectrum], kind: Kind, title: str, look: Look = Look()) -> Figure:
+def spectra_figure(layers: Sequence[StoredSpectrum], kind: Kind, title: str) -> Figure:
     """The spectra of some layers in log-log, a panel each (two with ``both``): share of eigenvalues from each on, or
     their density over log10 λ, with the fitted power law from xmin on.
 
@@ -58,7 +50,7 @@ def spectra_figure(layers: Sequence[StoredSpectrum], kind: Kind, title: str, loo
     ]
     wide = 2 if kind == "both" else min(len(panels), math.ceil(math.sqrt(len(panels))))
     high = math.ceil(len(panels) / wide)
-    figure = blank_figure(look.width * wide, look.height * high + 0.4)
+    figure = blank_figure(_WIDTH * wide, _HEIGHT * high + 0.4)
     axes = figure.subplots(high, wide, squeeze=False).ravel()
     for place, (layer, each) in zip(axes, panels, strict=False):
         _draw_ccdf(place, layer) if each == "ccdf" else _draw_histogram(place, layer)
@@ -70,7 +62,7 @@ def spectra_figure(layers: Sequence[StoredSpectrum], kind: Kind, title: str, loo
     return figure
 
 
-def alpha_figure(alphas: Sequence[tuple[str, float | None]], title: str, look: Look = Look()) -> Figure:
+def alpha_figure(alphas: Sequence[tuple[str, float | None]], title: str) -> Figure:
     """alpha by layer (across) and module (down), in colours that are neutral at 4.
 
     Cells of a matrix without a fit are hatched, those without a matrix empty.
@@ -84,9 +76,7 @@ def alpha_figure(alphas: Sequence[tuple[str, float | None]], title: str, look: L
     import numpy as np
 
     matrix = alpha_matrix((printable(name), alpha) for name, alpha in alphas)
-    figure = blank_figure(
-        max(look.width, 2.4 + 0.28 * len(matrix.layers)), max(look.height, 1.2 + 0.24 * len(matrix.modules))
-    )
+    figure = blank_figure(max(_WIDTH, 2.4 + 0.28 * len(matrix.layers)), max(_HEIGHT, 1.2 + 0.24 * len(matrix.modules)))
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     axes = figure.subplots()

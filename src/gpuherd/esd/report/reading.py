@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import QueueUnreadable, UsageError, printable
-from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.folder import ESDDirectory, OnProgress, failure_records, run_record
 from gpuherd.esd.results import ModelTable, read_tables
 from gpuherd.esd.selection import stored_share
 from gpuherd.jobs.attempts.failures import with_code
@@ -39,7 +38,6 @@ MOST_REASON = 300  # characters
 # dot or another slash is part of something else: org/model, 3/4, https://host/page.
 _QUOTED = re.compile(r"(?P<quote>['\"])(?:file://|~)?/[^'\"\n]*?(?P<name>[^/'\"\n]+)/?(?P=quote)")
 _BARE = re.compile(r"(?<![\w./~-])(?:file://|~)?/(?:[^\s/'\"<>:;,()]+/)*(?P<name>[^\s/'\"<>:;,()]+)/?")
-OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ def _failures(directory: ESDDirectory, done: set[str], jobs: _Jobs) -> list[Fail
     """
     last: dict[str, Failure] = {}
     recorded: set[str] = set()
-    for record in _records(directory.failures):
+    for record in failure_records(directory, _MOST_RECORDS):
         title, job = str(record.get("title") or record.get("job") or "?"), record.get("job")
         recorded.add(str(job))
         if title not in done and job not in jobs.not_failed:
@@ -118,23 +116,6 @@ def _failures(directory: ESDDirectory, done: set[str], jobs: _Jobs) -> list[Fail
         if job not in recorded and failure.model not in done:
             last[failure.model] = failure
     return list(last.values())
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of failures.jsonl that are JSON objects; a line that a kill cut short is passed over."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for _, line in zip(range(_MOST_RECORDS), file, strict=False):
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict):
-                    yield record
-    except FileNotFoundError:
-        return
-    except OSError as problem:
-        logger.warning("%s can't be read: %s", path, problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,18 +159,12 @@ def _title(spec: str) -> str | None:
 
 def _run_record(directory: ESDDirectory) -> dict[str, Any]:
     try:
-        record = json.loads(directory.run_json.read_text(encoding="utf-8"))
+        return run_record(directory)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as problem:
         logger.warning("%s can't be read: %s", directory.run_json, problem)
         return {}
-    return record if isinstance(record, dict) else {}
-
-
-def finite_or_none(value: float) -> float | None:
-    """A number for JSON, which has no NaN."""
-    return value if math.isfinite(value) else None
 
 
 def short_reason(reason: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -52,6 +53,7 @@ _FOLDED = 12  # members of a family that are shown unfolded
 _MOST_FAMILIES = 100
 _DRAWN_AT_FIRST = 4  # of so few models all are drawn
 Index = Mapping[str, Any]
+_part = partial(card, level="h3")
 
 
 def views_of(index: Index) -> list[View]:
@@ -93,7 +95,6 @@ _RANGE = scale_picture(
     *range_mark("{min:place}", "{max:place}"),
     dot("{median:place}", "{median:ramp}"),
 )
-_MATRIX_LINK = link("#/model/{model.number}/{at}", "{name}")
 
 
 # --- all models -------------------------------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ def _models(index: Index) -> list[Node]:
     )
     label = "alpha of all matrices, and of the chosen models"
     histogram = live("drawn", *_histogram(label, 190), part="histogram")
-    return [card("How alpha is distributed", histogram, level="h3"), card(None, found)]
+    return [_part("How alpha is distributed", histogram), card(None, found)]
 
 
 # --- lineage ----------------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def _lineage(models: Sequence[Index]) -> list[Node]:
     )
     none = note("No model of this run is said to come from another.", "soft")
     shown = tree("models", branch, families, _MOST_FAMILIES) if families else none
-    stated = card("Stated lineage", note(explained), shown, level="h3")
+    stated = _part("Stated lineage", note(explained), shown)
     return [*_nearest(models), stated]
 
 
@@ -257,7 +258,7 @@ def _nearest(models: Sequence[Index]) -> list[Node]:
     )
     words = ("id", "source", "base.id", "words")
     found = table("nearest base", columns, frame="compared", sort=3, page=20, hint="filter by words", words=words)
-    return [card("Nearest base", tally, note(explained), found, level="h3")]
+    return [_part("Nearest base", tally, note(explained), found)]
 
 
 def _joined(nodes: Sequence[Node]) -> list[Node]:
@@ -268,6 +269,10 @@ def _joined(nodes: Sequence[Node]) -> list[Node]:
 # --- outliers and failures --------------------------------------------------------------------------------------------
 
 
+_MODEL = Column("model", kind="name", field="model.id", shows=_model_link("model"))
+_MATRIX = Column("matrix", kind="name", field="name", shows=link("#/model/{model.number}/{at}", "{name}"))
+
+
 def _outliers(index: Index) -> list[Node]:
     found, few = index["outliers"], len(index["models"]) < 8
     explained = note(
@@ -275,32 +280,18 @@ def _outliers(index: Index) -> list[Node]:
         "deviations for a normal distribution; |z| > 3.5 is listed (Iglewicz and Hoaglin 1993). A layer is compared "
         "with the layers of its own model, a model's median alpha with those of the other models."
     )
-    name = Column("model", kind="name", field="model.id", shows=_model_link("model"))
-    middle = Column("median alpha", kind="num", format="figure", field="model.median")
     z = Column("z", kind="num", field="far", shows="{z:signed}")
-    layers = [
-        name,
-        Column("matrix", kind="name", field="name", shows=_MATRIX_LINK),
-        Column("alpha", kind="num", format="figure", field="alpha"),
-        Column("model's median", kind="num rare", format="figure", field="model.median"),
-        z,
-    ]
+    middle = Column("median alpha", kind="num", format="figure", field="model.median")
+    alpha = Column("alpha", kind="num", format="figure", field="alpha")
+    of_model = Column("model's median", kind="num rare", format="figure", field="model.median")
+    models = table("models that stand apart", [_MODEL, middle, z], frame="odd")
+    filtered: dict[str, Any] = {"hint": "filter by words", "words": ("model.id", "name")}
+    layers = table("layers that stand apart", [_MODEL, _MATRIX, alpha, of_model, z], frame="layers", **filtered)
     none = "Fewer than 8 models: too few to say which stands apart." if few else "No model stands apart."
+    more = note(f"{found['more']} more, less far out, are not listed.") if found["more"] else None
     return [
-        card(
-            "Models",
-            explained,
-            table("models that stand apart", [name, middle, z], frame="odd") if found["models"] else note(none, "soft"),
-            level="h3",
-        ),
-        card(
-            "Layers",
-            table("layers that stand apart", layers, frame="layers", hint="filter by words", words=("model.id", "name"))
-            if found["layers"]
-            else note("No layer stands apart from its model.", "soft"),
-            note(f"{found['more']} more, less far out, are not listed.") if found["more"] else None,
-            level="h3",
-        ),
+        _part("Models", explained, models if found["models"] else note(none, "soft")),
+        _part("Layers", layers if found["layers"] else note("No layer stands apart from its model.", "soft"), more),
     ]
 
 
@@ -308,45 +299,26 @@ def _failures(index: Index) -> list[Node]:
     models, reasons, on_purpose = index["models"], index["reasons"], index["on_purpose"]
     all_reasons = Counter(reason for model in models for _, reason in model["bad"])
     left_out = [[reasons[reason], count] for reason, count in all_reasons.items() if on_purpose[reason]]
-    matrix = [
-        Column("model", kind="name", field="model.id", shows=_model_link("model")),
-        Column("matrix", kind="name", field="name", shows=_MATRIX_LINK),
-    ]
+    name, reason = (Column(word, kind="name", format="text") for word in ("model", "reason"))
     why = Column("reason", kind="name", field="reason", format="text")
     fit = Column("fit", field="fit", format="text")
     filtered: dict[str, Any] = {"hint": "filter by words", "words": ("model.id", "name", "reason", "fit")}
-    failed = [
-        Column("model", kind="name", format="text"),
-        Column("kind", format="text"),
-        Column("reason", kind="name", format="text"),
-    ]
-    left = [Column("reason", kind="name", format="text"), Column("matrices", kind="num", format="count")]
+    columns = [name, Column("kind", format="text"), reason]
+    failed = table("failures", columns, index["failures"], hint="filter by words")
+    unfitted = table("matrices without a fit", [_MODEL, _MATRIX, why], frame="unfitted", **filtered)
+    unnamed = table("further fits that failed", [_MODEL, _MATRIX, fit, why], frame="unnamed", **filtered)
+    counts = [reason, Column("matrices", kind="num", format="count")]
+    left = table("left out on purpose", counts, left_out, sort=1, descending=True)
+    some = any(not on_purpose[each] for each in all_reasons)
+    explained = note("These matrices have an alpha; what is named has no value.")
     return [
-        card(
-            "Models without a result",
-            table("failures", failed, index["failures"], hint="filter by words")
-            if index["failures"]
-            else note("Every model has a result.", "soft"),
-            level="h3",
-        ),
-        card(
+        _part("Models without a result", failed if index["failures"] else note("Every model has a result.", "soft")),
+        _part(
             "Matrices without a valid fit",
-            table("matrices without a fit", [*matrix, why], frame="unfitted", **filtered)
-            if any(not on_purpose[reason] for reason in all_reasons)
-            else note("Every analysed matrix has a valid fit.", "soft"),
-            level="h3",
+            unfitted if some else note("Every analysed matrix has a valid fit.", "soft"),
         ),
-        card(
-            "Further fits that failed",
-            note("These matrices have an alpha; what is named has no value."),
-            table("further fits that failed", [*matrix, fit, why], frame="unnamed", **filtered),
-            level="h3",
-        )
-        if any(model["notes"] for model in models)
-        else None,
-        card("Left out on purpose", table("left out on purpose", left, left_out, sort=1, descending=True), level="h3")
-        if left_out
-        else None,
+        _part("Further fits that failed", explained, unnamed) if any(model["notes"] for model in models) else None,
+        _part("Left out on purpose", left) if left_out else None,
     ]
 
 
@@ -359,10 +331,11 @@ def _model(index: Index) -> list[Node]:
         "--kind alpha draws them."
     )
     alphas = live((), *_histogram("histogram of alpha", 200), part="histogram")
-    histogram = card("How alpha is distributed", alphas, level="h3")
-    keys = element("div", key("var(--mark)", None, "median"), repeat("depths.modules", _KEY), kind="legend")
-    depth = card("Alpha over depth", depth_chart(), keys, note("{depths.note}"), level="h3")
-    every = card("All matrices", _matrices(index["meanings"]), level="h3")
+    histogram = _part("How alpha is distributed", alphas)
+    modules = repeat("depths.modules", key("{colour}", None, "{word}"))
+    keys = element("div", key("var(--mark)", None, "median"), modules, kind="legend")
+    depth = _part("Alpha over depth", depth_chart(), keys, note("{depths.note}"))
+    every = _part("All matrices", _matrices(index["meanings"]))
     return [
         card("{id}", *_origin(), _facts(), *_base(), missing("alphas", note(left_out, "note warn"))),
         given(
@@ -376,12 +349,9 @@ def _model(index: Index) -> list[Node]:
     ]
 
 
-_KEY = key("{colour}", None, "{word}")
-
-
 def _histogram(label: str, height: int) -> list[Node]:
     """Histograms of alpha with their legend."""
-    keys = element("div", repeat("series", _KEY), kind="legend")
+    keys = element("div", repeat("series", key("{colour}", None, "{series}")), kind="legend")
     return [histogram_chart(label, height), keys, given("note", note("{note}"))]
 
 

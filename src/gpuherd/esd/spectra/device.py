@@ -157,20 +157,13 @@ def ieee_float32() -> Iterator[None]:
     import torch
 
     matmul = torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):
-        before = matmul.fp32_precision
-        matmul.fp32_precision = "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = before
-        return
-    allowed = matmul.allow_tf32
-    matmul.allow_tf32 = False
+    name, ieee = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(matmul, name)
+    setattr(matmul, name, ieee)
     try:
         yield
     finally:
-        matmul.allow_tf32 = allowed
+        setattr(matmul, name, before)
 
 
 # --- From a Gram matrix to a band -------------------------------------------------------------------------------------
@@ -221,6 +214,8 @@ def to_band(gram: torch.Tensor, width: int = BAND) -> Band:
     Qᵀ A Q = A - V Wᵀ - W Vᵀ with W = (A V - ½ V Tᵀ (Vᵀ A V)) T. Backward stable, as every sequence of orthogonal
     similarities. Memory on the device: 4 n ``width`` numbers in addition to the matrix.
     """
+    import torch
+
     n = len(gram)
     width = min(width, max(1, n - 1))
     for start in range(0, n - width - 1, width):
@@ -232,7 +227,7 @@ def to_band(gram: torch.Tensor, width: int = BAND) -> Band:
         product = trailing @ reflectors
         inner = factor.T @ (reflectors.T @ product)
         other = (product - 0.5 * (reflectors @ inner)) @ factor
-        trailing.addmm_(_concatenated(reflectors, other), _concatenated(other, reflectors).T, alpha=-1.0)
+        trailing.addmm_(torch.cat((reflectors, other), 1), torch.cat((other, reflectors), 1).T, alpha=-1.0)
     return Band(_diagonals(gram, width))
 
 
@@ -255,12 +250,6 @@ def _reflect(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     identity = torch.eye(count, dtype=panel.dtype, device=panel.device)
     factor = torch.linalg.solve_triangular(inverse, identity, upper=True)
     return vectors, factor, torch.triu(packed[:count])
-
-
-def _concatenated(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.cat((left, right), dim=1)
 
 
 def _diagonals(matrix: torch.Tensor, width: int) -> Float64:

@@ -15,7 +15,6 @@ float32 it is 5e-6 (n = 768) to 2e-5 (n = 4096), which can move a searched alpha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ from gpuherd.esd.spectra.gram import (
     gram_sum,
     panel_length,
     piece_will_lose_values,
+    slabs_of,
     will_lose_values,
 )
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
@@ -90,11 +90,7 @@ def eigenvalues(W: Matrix, *, device: str = "cpu", precision: Precision = "float
     if W.size == 0:
         return np.empty(0)
 
-    def slabs(most: int) -> Iterator[Matrix]:
-        rows, columns = W.shape
-        for start in range(0, max(rows, columns), most):
-            yield W[start : start + most] if rows >= columns else W[:, start : start + most]
-
+    slabs = slabs_of(W)
     if device == "cpu":
         reading = eigenvalues_of_slabs(slabs, *W.shape, precision=precision, resolve=resolve)
     else:

@@ -154,9 +154,9 @@ def _peeled(R: Float64, values: Float64, top: float, log_factor: float) -> Float
     rows = int(np.count_nonzero(later >= OVERLAP * own))
     if not 0 < rows < len(R) - lost:
         return None
-    large, beside, small = R[:rows, :rows], R[:rows, rows:], R[rows:, rows:]
+    large, above, small = R[:rows, :rows], R[:rows, rows:], R[rows:, rows:]
     try:
-        F = solve_triangular(large, beside, check_finite=False)
+        F = solve_triangular(large, above, check_finite=False)
         C, log_stretch = _root(F.T)
         block = solve_triangular(C, small.T, lower=True, check_finite=False).T
         half = F @ solve_triangular(C, block.T, trans="T", lower=True, check_finite=False)
@@ -195,17 +195,17 @@ def _divided(R: Float64, rows: int, top: float, log_factor: float) -> Float64 | 
 
     With F = R11⁻¹ R12 an orthogonal transformation from the right takes R12 away. It leaves R11 (I + F Fᵀ)^½ and
     R22 (I + Fᵀ F)^-½, and below the former E times it, E = R22 (I + Fᵀ F)⁻¹ Fᵀ R11⁻¹. One from the left takes that
-    away: the large block is multiplied by (I + Eᵀ E)^½, the small one by (I + E Eᵀ)^-½. What is now beside the large
+    away: the large block is multiplied by (I + Eᵀ E)^½, the small one by (I + E Eᵀ)^-½. What is now next to the large
     block is E times the small one, and neglected: it counts by its square.
     """
     from scipy.linalg import solve_triangular
 
-    large, beside, small = R[:rows, :rows], R[:rows, rows:], R[rows:, rows:]
+    large, above, small = R[:rows, :rows], R[:rows, rows:], R[rows:, rows:]
     log_small = log_factor + _log_diagonal(small)
     noise = float(np.linalg.norm(small)) <= EPS * len(R) * top
     thin = 2 * rows < len(R)
     try:
-        F = solve_triangular(large, beside, check_finite=False)
+        F = solve_triangular(large, above, check_finite=False)
         C, log_stretch = _root(F if thin else F.T)
         if thin:
             dim = float(np.linalg.norm(small)) <= DIM * top  # multiplied only where that is needed

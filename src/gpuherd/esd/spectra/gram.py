@@ -7,7 +7,7 @@ but zeros) is seen in the same pass. It knows pieces and rounding; it doesn't kn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,23 @@ def panel_length(n: int, dtype: npt.DTypeLike = np.float64) -> int:
     return max(PANEL_LEAST, PANEL_BYTES // (np.dtype(dtype).itemsize * n))
 
 
+def slabs_of(W: Matrix) -> Slabs:
+    """The reader of a matrix that is in memory."""
+
+    def slabs(most: int) -> Iterator[Matrix]:
+        rows, columns = W.shape
+        for start in range(0, max(rows, columns), most):
+            yield W[start : start + most] if rows >= columns else W[:, start : start + most]
+
+    return slabs
+
+
 class GramSum:
     """The Gram matrix of the shorter side, W Wᵀ or Wᵀ W, divided by 4^``exponent``.
 
     Attributes:
         matrix: Fortran order, shape (n, n); its lower triangle counts. Not initialised while ``empty``.
+        length: how long pieces may be.
         exponent: the weights were divided by 2^exponent; 0 unless they lie far from 1.
         bad: how many weights were NaN or infinite; with any, the matrix means nothing.
         empty: no weight but zeros has come.
@@ -51,7 +63,7 @@ class GramSum:
         self._tall = rows >= columns
         self._n, longer = min(rows, columns), max(rows, columns)
         self._dtype = np.dtype(dtype)
-        self._length = min(longer, panel_length(self._n, dtype))
+        self.length = min(longer, panel_length(self._n, dtype))
         self._buffer: Real | None = None
         # First the large piece: where it can't be had, that is said before a library takes buffers of its own.
         self.matrix: Real = aligned((self._n, self._n), self._dtype)
@@ -59,11 +71,6 @@ class GramSum:
         self.exponent = 0
         self.bad = 0
         self.empty = True
-
-    @property
-    def length(self) -> int:
-        """How long pieces may be."""
-        return self._length
 
     def add(self, slab: Matrix) -> None:
         """Adds a piece, which is read and not kept. Raises ValueError for one that is no piece of this matrix."""
@@ -115,7 +122,7 @@ class GramSum:
         if ready and not self.exponent:
             return slab
         if self._buffer is None or self._buffer.size < slab.size:
-            self._buffer = aligned((max(slab.size, self._length * self._n),), self._dtype)
+            self._buffer = aligned((max(slab.size, self.length * self._n),), self._dtype)
         panel = self._buffer[: slab.size].reshape(slab.shape)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             if self.exponent:  # before the numbers are narrowed, which can take them out of the range

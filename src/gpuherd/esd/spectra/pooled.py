@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gpuherd.engines.host import free_memory
 from gpuherd.esd.spectra.eigenvalues import MatrixReading, eigenvalues, eigenvalues_of_slabs, is_deficient
-from gpuherd.esd.spectra.gram import SAFE, count_non_finite, panel_length
+from gpuherd.esd.spectra.gram import SAFE, count_non_finite, panel_length, slabs_of
 from gpuherd.esd.spectra.solvers import aligned, choice_for, symmetric_eigenvalues
 
 if TYPE_CHECKING:
@@ -74,20 +74,11 @@ def readings(
     solver: _SmallSolver | None = None
     for W in stack:
         if precision == "float32" or min(W.shape) > SMALL_SIDE or 8 * W.size > SMALL_BYTES:
-            yield eigenvalues_of_slabs(_pieces(W), *W.shape, precision=precision, resolve=resolve)
+            yield eigenvalues_of_slabs(slabs_of(W), *W.shape, precision=precision, resolve=resolve)
             continue
         if solver is None:
             solver = _SmallSolver(*W.shape)
         yield solver.solve(W, resolve=resolve)
-
-
-def _pieces(W: Matrix) -> Any:
-    def slabs(most: int) -> Iterator[Matrix]:
-        rows, columns = W.shape
-        for start in range(0, max(rows, columns), most):
-            yield W[start : start + most] if rows >= columns else W[:, start : start + most]
-
-    return slabs
 
 
 class _SmallSolver:
@@ -106,7 +97,7 @@ class _SmallSolver:
         np.copyto(self._weights, W, casting="unsafe")
         square = float(np.vdot(self._weights, self._weights))
         if square == 0.0 or not 2.0 ** (-2 * _SAFE) <= square <= 2.0 ** (2 * _SAFE):  # also NaN and infinite
-            return eigenvalues_of_slabs(_pieces(W), *W.shape, resolve=resolve)
+            return eigenvalues_of_slabs(slabs_of(W), *W.shape, resolve=resolve)
         values = self._values()
         if not resolve:
             return MatrixReading(np.maximum(values, 0.0))

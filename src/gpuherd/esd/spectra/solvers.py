@@ -16,7 +16,7 @@ import ctypes
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,20 +80,8 @@ class Lapack:
             first: nothing is in ``gram`` yet; it is written, not added to.
         """
         n, k = len(gram), panel.shape[0 if transposed else 1]
-        scalar = ctypes.c_float if gram.dtype == np.float32 else ctypes.c_double
-        self._call(
-            "syrk",
-            gram.dtype,
-            (b"L", b"T" if transposed else b"N"),
-            _integer_pointer(n),
-            _integer_pointer(k),
-            ctypes.byref(scalar(1.0)),
-            _address(panel),
-            _integer_pointer(panel.shape[0]),
-            ctypes.byref(scalar(0.0 if first else 1.0)),
-            _address(gram),
-            _integer_pointer(n),
-        )
+        letters = (b"L", b"T" if transposed else b"N")
+        self._call("syrk", gram.dtype, *letters, n, k, 1.0, panel, panel.shape[0], 0.0 if first else 1.0, gram, n)
 
     def syevd(self, matrix: Real) -> Real:
         """Eigenvalues of a symmetric matrix, ascending, from its lower triangle, which is overwritten.
@@ -103,18 +91,7 @@ class Lapack:
         """
         n = len(matrix)
         values = np.empty(n, matrix.dtype)
-        info = ctypes.c_int64(0)
-
-        def call(work: Real, lwork: int, iwork: npt.NDArray[np.int64], liwork: int) -> None:
-            arrays = (_address(work), _integer_pointer(lwork), _address(iwork), _integer_pointer(liwork))
-            head = (_integer_pointer(n), _address(matrix), _integer_pointer(n), _address(values))
-            self._call("syevd", matrix.dtype, (b"N", b"L"), *head, *arrays, ctypes.byref(info))
-            _check("syevd", info)
-
-        work, iwork = np.zeros(1, matrix.dtype), np.zeros(1, np.int64)
-        call(work, -1, iwork, -1)
-        lwork, liwork = int(work[0]), max(1, _low(int(iwork[0])))
-        call(np.empty(max(1, lwork), matrix.dtype), lwork, np.empty(liwork, np.int64), liwork)
+        self._call_with_work("syevd", matrix.dtype, (matrix.dtype, np.int64), b"N", b"L", n, matrix, n, values)
         return values
 
     def to_tridiagonal(self, matrix: Real, block: int) -> tuple[Real, Real]:
@@ -127,17 +104,8 @@ class Lapack:
         """
         n, dtype = len(matrix), matrix.dtype
         diagonal, below, tau = (np.empty(n, dtype) for _ in range(3))
-        work, info = np.empty(block * n, dtype), ctypes.c_int64(0)
-        head = (
-            _integer_pointer(n),
-            _address(matrix),
-            _integer_pointer(n),
-            _address(diagonal),
-            _address(below),
-            _address(tau),
-        )
-        self._call("sytrd", dtype, (b"L",), *head, _address(work), _integer_pointer(len(work)), ctypes.byref(info))
-        _check("sytrd", info)
+        work = np.empty(block * n, dtype)
+        self._call("sytrd", dtype, b"L", n, matrix, n, diagonal, below, tau, work, len(work))
         return diagonal, below[: n - 1]
 
     def to_band(self, matrix: Real, band: int) -> Real:
@@ -154,24 +122,8 @@ class Lapack:
         """
         n, dtype = len(matrix), matrix.dtype
         banded = np.zeros((band + 1, n), dtype, order="F")
-        tau, info = np.empty(n, dtype), ctypes.c_int64(0)
-
-        def call(work: Real, lwork: int) -> None:
-            head = (
-                _integer_pointer(n),
-                _integer_pointer(band),
-                _address(matrix),
-                _integer_pointer(n),
-                _address(banded),
-                _integer_pointer(band + 1),
-            )
-            tail = (_address(tau), _address(work), _integer_pointer(lwork), ctypes.byref(info))
-            self._call("sytrd_sy2sb", dtype, (b"L",), *head, *tail)
-            _check("sytrd_sy2sb", info)
-
-        work = np.zeros(1, dtype)
-        call(work, -1)
-        call(np.empty(max(1, int(work[0])), dtype), int(work[0]))
+        tau = np.empty(n, dtype)
+        self._call_with_work("sytrd_sy2sb", dtype, (dtype,), b"L", n, band, matrix, n, banded, band + 1, tau)
         return banded
 
     def band_to_tridiagonal(self, banded: Real) -> tuple[Real, Real]:
@@ -180,31 +132,9 @@ class Lapack:
         ``banded`` is left as it is. Source: LAPACK's dsytrd_sb2st, which chases bulges within the cache.
         """
         band, n, dtype = banded.shape[0] - 1, banded.shape[1], banded.dtype
-        diagonal, below, info = np.empty(n, dtype), np.empty(n, dtype), ctypes.c_int64(0)
-
-        def call(reflectors: Real, lhous: int, work: Real, lwork: int) -> None:
-            head = (
-                _integer_pointer(n),
-                _integer_pointer(band),
-                _address(banded),
-                _integer_pointer(band + 1),
-                _address(diagonal),
-                _address(below),
-            )
-            tail = (
-                _address(reflectors),
-                _integer_pointer(lhous),
-                _address(work),
-                _integer_pointer(lwork),
-                ctypes.byref(info),
-            )
-            self._call("sytrd_sb2st", dtype, (b"Y", b"N", b"L"), *head, *tail)
-            _check("sytrd_sb2st", info)
-
-        reflectors, work = np.zeros(1, dtype), np.zeros(1, dtype)
-        call(reflectors, -1, work, -1)
-        lhous, lwork = int(reflectors[0]), int(work[0])
-        call(np.empty(max(1, lhous), dtype), lhous, np.empty(max(1, lwork), dtype), lwork)
+        diagonal, below = np.empty(n, dtype), np.empty(n, dtype)
+        about = (b"Y", b"N", b"L", n, band, banded, band + 1, diagonal, below)
+        self._call_with_work("sytrd_sb2st", dtype, (dtype, dtype), *about)
         return diagonal, below[: n - 1]
 
     def sterf(self, diagonal: Real, below: Real) -> Real:
@@ -212,18 +142,38 @@ class Lapack:
 
         Raises LapackError if it does not converge.
         """
-        info = ctypes.c_int64(0)
-        where = (_integer_pointer(len(diagonal)), _address(diagonal), _address(below), ctypes.byref(info))
-        self._call("sterf", diagonal.dtype, (), *where)
-        _check("sterf", info)
+        self._call("sterf", diagonal.dtype, len(diagonal), diagonal, below)
         return diagonal
 
-    def _call(self, routine: str, dtype: np.dtype[Any], letters: tuple[bytes, ...], *arguments: object) -> None:
-        """Calls a Fortran routine: letters first, as all of these have it, and their hidden lengths last."""
-        letter = "s" if dtype == np.float32 else "d"
+    def _call_with_work(self, routine: str, dtype: np.dtype[Any], kinds: Sequence[npt.DTypeLike], *about: Any) -> None:
+        """Calls a routine that takes workspaces of these types behind its other arguments, each as large as it says."""
+        asked = [np.zeros(1, kind) for kind in kinds]
+        self._call(routine, dtype, *about, *(each for work in asked for each in (work, -1)))
+        sizes = [int(work[0]) if work.dtype.kind == "f" else _low(int(work[0])) for work in asked]
+        works = [np.empty(max(1, size), kind) for size, kind in zip(sizes, kinds, strict=True)]
+        self._call(routine, dtype, *about, *(each for work in works for each in (work, len(work))))
+
+    def _call(self, routine: str, dtype: np.dtype[Any], *arguments: Any) -> None:
+        """Calls a Fortran routine, all arguments by reference: letters first, as all of these have it, and their hidden
+        lengths last, behind ``info``, which syrk does not have. Raises LapackError where that is not 0."""
+        letter, real = ("s", ctypes.c_float) if dtype == np.float32 else ("d", ctypes.c_double)
         function = getattr(self.handle, f"{self.prefix}{letter}{routine}{self.suffix}")
-        lengths = [ctypes.c_size_t(1)] * len(letters)
-        function(*letters, *arguments, *lengths)
+
+        def reference(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return ctypes.c_void_p(value.ctypes.data)
+            return (
+                value
+                if isinstance(value, bytes)
+                else ctypes.byref((ctypes.c_int64 if isinstance(value, int) else real)(value))
+            )
+
+        info = ctypes.c_int64(0)
+        behind = [] if routine == "syrk" else [ctypes.byref(info)]
+        lengths = [ctypes.c_size_t(1) for each in arguments if isinstance(each, bytes)]
+        function(*map(reference, arguments), *behind, *lengths)
+        if code := _low(info.value):
+            raise LapackError(f"{routine} failed with info = {code}")
 
 
 @cache
@@ -341,23 +291,9 @@ def _trial_gram(library: Lapack, panel: Real) -> Real:
     return gram
 
 
-def _integer_pointer(number: int) -> Any:
-    return ctypes.byref(ctypes.c_int64(number))
-
-
-def _address(array: npt.NDArray[Any]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
 def _low(number: int) -> int:
     """The lower 32 bits as a signed number: what a library with 32-bit integers has written."""
     return ctypes.c_int32(number & 0xFFFFFFFF).value
-
-
-def _check(routine: str, info: ctypes.c_int64) -> None:
-    code = _low(info.value)
-    if code:
-        raise LapackError(f"{routine} failed with info = {code}")
 
 
 # ---- which of them, and which way, for which size

@@ -315,12 +315,12 @@ function walk(event, at, count, steps, go) {
 
 const arranged = Object.create(null); // how readers have sorted and filtered each table
 
-// columns: {word, why, kind, key, format, shows, given}. The key is the path of a field, or a place in a row, of a value
+// columns: {word, why, kind, field, format, shows, given}. The key is the path of a field, or a place in a row, of a value
 // that sorts: shown by the format, as the node of [value, node], or by the template `shows` of the record. given: a field of the view's record without which there is no such column. Records are those of
 // a frame or of a field of the view's record. words: the fields that the filter looks through; mark: [key, field] of the
 // row that a reader has chosen.
 function table({ columns: all, rows: given, frame, field, label, name = label, sort = null, descending = false, page = 100, words, hint = null, mark }, record) {
-  const columns = all.filter((each) => !each.given || lookup(record, each.given));
+  const columns = all.map((each, at) => ({ ...each, key: each.field ?? String(at) })).filter((each) => !each.given || lookup(record, each.given));
   const rows = frame ? frames[frame] : field ? lookup(record, field) : given;
   const now = arranged[name] ??= { sort, descending, page: 0, filter: "" };
   const valueOf = (row, { key }) => beginning(lookup(row, key));
@@ -464,16 +464,7 @@ async function drawWaiting() {
   while (waiting.length) await waiting.shift()();
 }
 
-// The colours follow the scheme: page.css has both of each. The button is called after the other scheme.
-function setDark(dark) {
-  document.documentElement.style.colorScheme = dark ? "dark" : "light";
-  Object.assign(document.getElementById("theme"), { textContent: dark ? "Light" : "Dark", onclick: () => setDark(!dark) });
-}
-
 async function start() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  dark.addEventListener("change", () => setDark(dark.matches));
-  setDark(dark.matches);
   const main = document.getElementById("main");
   if (!Map.groupBy || !CSS.supports("color", "light-dark(red, red)")) {
     main.textContent = "This browser is too old for this page: it needs one of 2024 or later.";

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from gpuherd.report.tables import FailureLine, PlanLine, SummaryLine, duration, figure, print_plan, print_summary, size
+from gpuherd.esd.plan import PlanLine, format_size, print_plan
+from gpuherd.esd.summary import FailureLine, ModelSummary, format_duration, format_figure, print_summary
 from gpuherd.runs.console import track
 
 
@@ -19,23 +21,23 @@ def console(width: int = 80) -> tuple[Console, io.StringIO]:
     return Console(file=out, width=width), out
 
 
-def line(model: str = "org/a", **changes: object) -> SummaryLine:
-    values: dict[str, object] = {
-        "model": model, "layers": 72, "without_fit": 0, "alpha_mean": 4.005, "alpha_min": 2.1, "alpha_max": 12.9,
-        "seconds": 41.2, "gpus": "0",
-    }  # fmt: skip
-    return SummaryLine(**(values | changes))  # type: ignore[arg-type]
+def line(
+    model: str = "org/a", seconds: float | None = 41.2, gpus: tuple[str, ...] = ("0",), **changes: object
+) -> ModelSummary:
+    figures = {"layers": 72, "layers_without_fit": 0, "alpha_mean": 4.005, "alpha_min": 2.1, "alpha_max": 12.9}
+    return ModelSummary(Path("a.csv"), {"model_id": model}, figures | changes, {}, seconds=seconds, gpus=gpus)
 
 
 def test_a_summary() -> None:
     screen, out = console()
-    done = [line(), line("org/b", without_fit=3, alpha_mean=None, seconds=None, gpus="CPU")]
+    done = [line(), line("org/b", None, (), layers_without_fit=3, alpha_mean=None)]
     failures = [FailureLine("org/c", "[bold]why[/bold]"), FailureLine("m.csv: row 4", "no base", refused=True)]
     print_summary(screen, done, failures, [("results", "/a/b"), ("logs", "/a/logs")], "2 done, 1 failed")
     text = out.getvalue()
     assert "org/a" in text
     assert "72 of 75" in text
     assert "4.005" in text
+    assert "CPU" in text
     assert "failed   org/c: [bold]why[/bold]" in text
     assert "refused  m.csv: row 4: no base" in text
     assert "results  /a/b\nlogs     /a/logs\n" in text
@@ -89,7 +91,7 @@ def test_a_plan_has_a_line_a_model_on_a_terminal_and_all_of_it_in_a_pipe() -> No
     [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KB"), (150 * 2**30, "150 GB"), (2**42, "4.0 TB")],
 )
 def test_sizes(nbytes: int | None, told: str) -> None:
-    assert size(nbytes) == told
+    assert format_size(nbytes) == told
 
 
 @pytest.mark.parametrize(
@@ -97,12 +99,12 @@ def test_sizes(nbytes: int | None, told: str) -> None:
     [(None, "-"), (0.84, "0.8 s"), (41.2, "41 s"), (59.7, "1:00 min"), (200, "3:20 min"), (7500, "2:05 h")],
 )
 def test_durations(seconds: float | None, told: str) -> None:
-    assert duration(seconds) == told
+    assert format_duration(seconds) == told
 
 
 def test_a_missing_figure_is_a_dash() -> None:
-    assert figure(None) == "-"
-    assert figure(-0.5) == "-0.500"
+    assert format_figure(None) == "-"
+    assert format_figure(-0.5) == "-0.500"
 
 
 @pytest.mark.parametrize(("step", "shown"), [(0.1, False), (1.0, True)])
