@@ -19,23 +19,28 @@ from rich.console import Console
 from gpuherd.errors import UsageError
 from gpuherd.jobs.records import Outcome
 from gpuherd.qa.grading.config import Judge, JudgeConfig
-from gpuherd.qa.grading.files import BadTask, JudgingWork
-from gpuherd.qa.grading.openai import HERE, VERDICT_TOKENS, CaseFailed, Dialect, Endpoint, Reply, RetryPolicy, judged
+from gpuherd.qa.grading.openai import HERE, VERDICT_TOKENS, CaseFailed, Dialect, Endpoint, Reply, RetryPolicy, ruling_of
 from gpuherd.qa.grading.stage import (
     RULES_VERSION,
-    DistinctCases,
-    GradingItem,
     JudgingOutcome,
     JudgingStage,
     distinct_cases,
     spread,
 )
 from gpuherd.qa.grading.template import Case, JudgeTemplate, filled, template_for
-from gpuherd.qa.grading.verdicts import Judgment
 from gpuherd.qa.runs import Run
+from gpuherd.runs import records
 from gpuherd.runs.console import track
 from gpuherd.runs.shard_file import ShardFile
-from gpuherd.runs.shards import gathered_lines, in_batches, is_done, kept_plan, mark_done
+from gpuherd.runs.shards import (
+    ShardedDirectory,
+    gathered_lines,
+    in_batches,
+    is_done,
+    kept_plan,
+    mark_done,
+    undamaged,
+)
 from gpuherd.runs.spec import digest_of, versions
 
 # So many requests of each of those that run at once lie in a batch: the slowest of a batch holds the others up seldom,
@@ -72,11 +77,14 @@ class JudgingByUrl(JudgingStage):
 
     def finish(self, jobs: Outcome | None) -> JudgingOutcome:
         endpoint = _endpoint(self.judge, self.config, self._most_tokens, self._patience)
-        folder = JudgingWork(self.work_folder(self._measured).root)
+        folder = self.work_folder(self._measured)
         plain = _text(self.template, PLAIN)
         replies = _replies(endpoint, self._texts, plain, folder, self._measured, self.config, self.console)
+        config, template = self.config, self.template
+        how: dict[str, Any] = {"threshold": config.model_threshold, "min_mass": config.least_mass}
+        rulings = [ruling_of(each, way=template.way, mode=template.mode, **how) for each in replies]
         return self.written(
-            spread(self.items, self.cases, _verdicts(self.cases, replies, self.template, self.config)),
+            spread(self.items, self.cases, rulings),
             self._settings(_dialect_used(folder) if self._texts else None),
             versions(),
             threshold=self.config.model_threshold,
@@ -129,7 +137,7 @@ def _replies(
     endpoint: Endpoint,
     texts: Sequence[str],
     plain: str,
-    folder: JudgingWork,
+    folder: ShardedDirectory,
     measured: str,
     config: JudgeConfig,
     console: Console,
@@ -144,10 +152,10 @@ def _replies(
             endpoint.settle(plain)
         for batch in track(console, file.todo, "asking the judge"):
             replies = _together(endpoint, [texts[place] for place in batch], plain, config)
-            file.append([_line(each) for each in replies])
+            file.append([records.line_of(each) for each in replies])
         if not is_done(folder, 0):
             mark_done(folder, 0, {"asked_as": asdict(endpoint.dialect)})
-    return [_reply(line) for line in gathered_lines(folder, shards)]
+    return [records.read(Reply, json.loads(line)) for line in gathered_lines(folder, shards)]
 
 
 def _together(endpoint: Endpoint, texts: Sequence[str], plain: str, config: JudgeConfig) -> list[Reply]:
@@ -175,36 +183,8 @@ def _reply_to(endpoint: Endpoint, text: str, plain: str) -> Reply:
         return Reply("", None, None, failure.complaint)
 
 
-def _dialect_used(folder: JudgingWork) -> dict[str, Any]:
-    """The dialect of the start that had the last reply. Raises BadTask."""
+def _dialect_used(folder: ShardedDirectory) -> dict[str, Any]:
+    """The dialect of the start that had the last reply. Raises Damaged."""
     path = folder.shard_done(0)
-    try:
+    with undamaged(path, f"remove {folder.root} to begin anew"):
         return dict(json.loads(path.read_bytes())["asked_as"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise BadTask(f"{path} is damaged; remove {folder.root} to begin anew") from None
-
-
-def _line(reply: Reply) -> str:
-    return json.dumps(asdict(reply), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-
-
-def _reply(line: bytes) -> Reply:
-    value = json.loads(line)
-    return Reply(**value)
-
-
-def _verdicts(
-    cases: DistinctCases, replies: Sequence[Reply], template: JudgeTemplate, config: JudgeConfig
-) -> list[Judgment]:
-    def verdict(item: GradingItem, reply: Reply) -> Judgment:
-        return judged(
-            reply,
-            item.question.id,
-            item.which,
-            way=template.way,
-            mode=template.mode,
-            threshold=config.model_threshold,
-            min_mass=config.least_mass,
-        )
-
-    return [verdict(item, reply) for item, reply in zip(cases.cases, replies, strict=True)]

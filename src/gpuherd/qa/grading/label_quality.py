@@ -129,23 +129,13 @@ def agreement(judged: JudgeVerdicts, other: JudgeVerdicts, confidence: float = C
         both_incorrect=both_incorrect,
         left_out=len(pairs) - table.total(),
         agreed=Share(both_correct + both_incorrect, table.total(), confidence),
-        kappa=_named(cohen_kappa(both_correct, only_this, only_other, both_incorrect, confidence), judged, other),
+        kappa=cohen_kappa(both_correct, only_this, only_other, both_incorrect, confidence, (judged.name, other.name)),
         mcnemar_p=mcnemar_p(only_this, only_other),
     )
 
 
 def _not(verdict: Verdict) -> Verdict:
     return Verdict.INCORRECT if verdict is Verdict.CORRECT else Verdict.CORRECT
-
-
-def _named(kappa: Kappa, judged: JudgeVerdicts, other: JudgeVerdicts) -> Kappa:
-    """The reason with the judges' names in place of "one" and "the other"."""
-    if kappa.reason is None:
-        return kappa
-    for word, name in (("the other calls", other.name), ("one calls", judged.name)):
-        if kappa.reason.startswith(word):
-            return Kappa(None, reason=f"{name} calls{kappa.reason.removeprefix(word)}")
-    return kappa
 
 
 # --- Warnings ---------------------------------------------------------------------------------------------------------

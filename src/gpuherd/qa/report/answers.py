@@ -104,8 +104,7 @@ def _packed(run: ReportedRun, limits: Limits) -> Iterator[str]:
 
 def answer_values(run: ReportedRun, answered: Answered, limits: Limits) -> dict[str, Any]:
     """One answer as the page's script reads it and its view shows it."""
-    question = answered.question
-    main = "sample-0" if answered.greedy is None else "greedy"
+    question, main = answered.question, (answered.question.id, answered.main_name)
     samples = _samples(run, answered, limits)
     judges = [judged for judged in run.judgings if any((question.id, name) in judged.judgments for name, _ in samples)]
     return {
@@ -115,7 +114,7 @@ def answer_values(run: ReportedRun, answered: Answered, limits: Limits) -> dict[
         "references": [{"text": _cut(each, limits.answer)} for each in question.answers[:100]],
         "ending": _ending(answered),
         "main": _main_values(answered.main, run.relevance.get(question.id), run.span, limits),
-        "judgments": [_judgment_values(each, each.judgments.get((question.id, main)), limits) for each in run.judgings],
+        "judgments": [_judgment_values(each, each.judgments.get(main), limits) for each in run.judgings],
         "sampled": bool(answered.samples),
         "heads": [{"name": printable(each.meta.name)} for each in judges],
         "samples": [

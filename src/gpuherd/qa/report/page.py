@@ -175,7 +175,6 @@ def _packed_verdicts(run: ReportedRun) -> str:
     codes = bytearray()
     for judged in run.judgings:
         for each in run.answers:
-            which = "sample-0" if each.greedy is None else "greedy"
-            found = judged.judgments.get((each.question.id, which))
+            found = judged.judgments.get((each.question.id, each.main_name))
             codes.append(_UNJUDGED if found is None else VERDICTS.index(found.verdict))
     return as_text(bytes(codes))
