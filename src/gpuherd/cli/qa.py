@@ -196,7 +196,7 @@ def _judge(
 ) -> int:
     from gpuherd.qa.grading.audit import audit_lines, audits
     from gpuherd.qa.grading.config import judge_named
-    from gpuherd.qa.grading.stage import judge_run, outcome_lines, plan_judging, plan_lines
+    from gpuherd.qa.grading.judge import judge_run, outcome_lines, plan_judging, plan_lines
 
     judge = judge_named(args.judge, config.judge_model)
     if judge.notice is not None:

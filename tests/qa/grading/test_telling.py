@@ -14,7 +14,8 @@ from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.records import Failure, Outcome
 from gpuherd.qa.grading.audit import audit_lines, audits
 from gpuherd.qa.grading.files import BadJudging, JudgeKind, write_judging
-from gpuherd.qa.grading.stage import JudgingOutcome, outcome_lines
+from gpuherd.qa.grading.judge import outcome_lines
+from gpuherd.qa.grading.stage import JudgingOutcome
 from gpuherd.qa.grading.verdicts import Judgment, Verdict
 from gpuherd.qa.runs import Run
 

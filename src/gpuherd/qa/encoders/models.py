@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpuherd.errors import BadModel, naming_extras
 from gpuherd.lm.forward import halving, plan_batches
-from gpuherd.models.load.identity import tokenizer_in
 from gpuherd.models.load.pretrained import no_progress_bars
 from gpuherd.models.names import quoted
 from gpuherd.qa.encoders.files import (
@@ -107,6 +106,8 @@ class Network:
         with naming_extras(EXTRAS, "comparing texts with models takes"):
             import torch
             import transformers
+        from gpuherd.models.load.identity import tokenizer_in
+
         self.name = files.name
         self.rows = rows
         self.device = "cuda" if torch.cuda.is_available() else "cpu"

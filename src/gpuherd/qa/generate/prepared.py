@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,7 +107,7 @@ def has_files(folder: QADirectory, kept: Mapping[str, Any]) -> bool:
     """Whether the files of questions, prompts and refused rows are there as run.json describes them."""
     try:
         there = sha256_of(folder.questions), sha256_of(folder.prompts), len(refused_before(folder))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return False
     return there == (kept["questions_sha256"], kept["prompts_sha256"], kept["refused"])
 
@@ -119,14 +119,9 @@ def lengths(folder: QADirectory) -> tuple[int, ...]:
 
 
 def refused_before(folder: QADirectory) -> tuple[RefusedRow, ...]:
-    """The rows that were refused. Raises OSError, ValueError, TypeError."""
-
-    def lines() -> Iterator[RefusedRow]:
-        with folder.refused.open("rb") as file:
-            for line in file:
-                yield RefusedRow(**json.loads(line))
-
-    return tuple(lines())
+    """The rows that were refused. Raises OSError, ValueError, TypeError, KeyError."""
+    with folder.refused.open("rb") as file:
+        return tuple(records.read(RefusedRow, json.loads(line)) for line in file)
 
 
 def _without_name(source: Any) -> Any:

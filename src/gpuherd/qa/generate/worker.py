@@ -166,8 +166,8 @@ def _backend(options: ShardOptions, record: Mapping[str, Any], words: Sequence[s
     from gpuherd.lm.model import LanguageModel
 
     guide = None if record.get("guide") is None else Guide.from_dict(record["guide"])
-    beside = guide_bytes(guide, Workload(options.batch_size, options.prompt_tokens, options.new_tokens))
-    loaded = load(options, words, reserved=beside)
+    reserved = guide_bytes(guide, Workload(options.batch_size, options.prompt_tokens, options.new_tokens))
+    loaded = load(options, words, reserved=reserved)
     for line in loaded.report.lines():
         print(printable(line))
     guidance = load_guidance(record, loaded.input_device)

@@ -30,9 +30,7 @@ from gpuherd.qa.grading.label_quality import (
     label_warnings,
     verdicts_of,
 )
-from gpuherd.qa.grading.label_quality import (
-    WarningKind as DoubtKind,
-)
+from gpuherd.qa.grading.label_quality import WarningKind as DoubtKind
 from gpuherd.qa.grading.stage import GradingItem, items_of, judge_by_rule
 from gpuherd.qa.grading.verdicts import Judgment, Verdict
 from gpuherd.qa.intervals import CONFIDENCE, Interval, Share

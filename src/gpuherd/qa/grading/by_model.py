@@ -159,7 +159,7 @@ def _special_ids(tokenizer: Any, control: Sequence[str]) -> frozenset[int]:
 
 
 def make_task(template: JudgeTemplate, judge: JudgeModel, reply_tokens: int) -> GradingTask:
-    """The task for each prompt. Raises UsageError where verdict words can't be told apart as tokens."""
+    """The task for each prompt. Raises UsageError where verdict words can't be distinguished as tokens."""
     if template.mode == "tokens":
 
         def encode(text: str) -> Sequence[int]:

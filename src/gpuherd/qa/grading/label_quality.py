@@ -157,20 +157,21 @@ ENOUGH_TO_TELL = 20  # answers below which nothing is said of a judge: whatever 
 
 
 class WarningKind(StrEnum):
-    """The subject of a warning."""
+    """The subject of a warning, the gravest first: a judge that does not look at the answers spoils all that follows;
+    what was merely left out comes last."""
 
     NOTHING = "nothing judged"
-    UNPARSED = "unparsed"
-    NOT_ATTEMPTED = "not attempted"
-    NAN = "NaN"
+    SAYS_ONE_THING = "always the same"
+    INVERTED = "inverted"
+    CHANCE_AGREEMENT = "no better than chance"
+    EXTREME_RATE = "extreme yes-rate"
+    APART = "apart from all others"
     ONE_CLASS = "one class"
     FEW_OF_A_CLASS = "few of a class"
-    EXTREME_RATE = "extreme yes-rate"
-    SAYS_ONE_THING = "always the same"
-    CHANCE_AGREEMENT = "no better than chance"
-    INVERTED = "inverted"
     FLIPPED = "flipped"
-    APART = "apart from all others"
+    NAN = "NaN"
+    UNPARSED = "unparsed"
+    NOT_ATTEMPTED = "not attempted"
 
 
 OF_CLASSES = frozenset({WarningKind.ONE_CLASS, WarningKind.FEW_OF_A_CLASS})

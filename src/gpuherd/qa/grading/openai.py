@@ -224,8 +224,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Opens connections whose sockets the call is told."""
+class _WatchingHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens connections whose sockets a call can shut."""
 
     def __init__(self, call: _Call, context: ssl.SSLContext):
         super().__init__(context=context)
@@ -284,7 +284,7 @@ class Post:
         clock = threading.Timer(timeout_s, call.cut)
         clock.daemon = True
         clock.start()
-        opener = urllib.request.build_opener(_NoRedirects, _Watched(call, self._context), *self._proxies)
+        opener = urllib.request.build_opener(_NoRedirects, _WatchingHandler(call, self._context), *self._proxies)
         request = urllib.request.Request(url, data, headers)  # noqa: S310 - http and https alone: judge_named
         try:
             with opener.open(request, timeout=timeout_s) as answer:

@@ -33,17 +33,8 @@ from gpuherd.qa.measures.registry import FORMULAS_VERSION, ScoreTable, compute, 
 from gpuherd.qa.numbers import mostly_numbers
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run, open_run
-from gpuherd.qa.scoring.files import (
-    SCORINGS,
-    BadScoring,
-    ScoredMeasure,
-    ScoringMeta,
-    scoring_named,
-    write_scoring,
-)
-from gpuherd.qa.scoring.files import (
-    scores as read_scores,
-)
+from gpuherd.qa.scoring.files import SCORINGS, BadScoring, ScoredMeasure, ScoringMeta, scoring_named, write_scoring
+from gpuherd.qa.scoring.files import scores as read_scores
 from gpuherd.qa.scoring.options import (
     MeasureSelection,
     ScoreOptions,
