@@ -158,3 +158,12 @@ def gib(size: int) -> str:
     ('131.4 GiB', '3 MiB', '-1.5 GiB')
     """
     return f"{size / (1 << 30):.1f} GiB" if abs(size) >= (1 << 30) // 10 else f"{size / (1 << 20):.0f} MiB"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "job"), counted(3, "job")
+    ('1 job', '3 jobs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"

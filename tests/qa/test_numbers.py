@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import string
 from fractions import Fraction
 from pathlib import Path
@@ -22,10 +21,11 @@ from gpuherd.qa.grading.rules import RULES, normalised
 from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.measures import rouge
 from gpuherd.qa.numbers import mostly_numbers, number_of, rule_for, spelt
-from gpuherd.qa.record import Question, question_values
+from gpuherd.qa.record import Question
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.options import ScoreOptions
 from gpuherd.qa.scoring.score import ScoringStage
+from gpuherd.runs.records import line_of
 
 RIGHT, WRONG = Verdict.CORRECT, Verdict.INCORRECT
 
@@ -90,7 +90,7 @@ def numeric(tmp_path: Path) -> Run:
     samples = [("1.5", "15", "15.0"), ("1500", "1500.00", "It is 1,500"), ("3", "-3", "3.")]
     rows = [answered(place, each, "15", samples[place]) for place, each in enumerate(asked)]
     run = write_run(tmp_path / "runs" / "numeric", rows)
-    run.folder.questions.write_text("".join(f"{json.dumps(question_values(each))}\n" for each in asked))
+    run.folder.questions.write_text("".join(f"{line_of(each)}\n" for each in asked))
     return run
 
 

@@ -40,7 +40,7 @@ from gpuherd.qa.span import (
     without_thoughts,
 )
 from gpuherd.qa.statistics.files import StatisticSpec
-from gpuherd.qa.statistics.p_true import PTruePrompts
+from gpuherd.qa.statistics.self_evaluation import PTruePrompts
 
 ASKED = Question("q", "2 + 3?", ("5",))
 LOG = -0.25

@@ -6,6 +6,7 @@ vLLM.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -139,15 +140,6 @@ class Generation:
         return tuple(self.text[start:end] for start, end in zip((0, *self.ends), self.ends, strict=False))
 
 
-def finish_of(
-    log_probs: Sequence[float | None], end_id: int | None, end_log_prob: float | None, *, stopped: bool
-) -> Finish:
-    """Why an answer ended; ``stopped``: by a stop string. Decoding stops at the first log-prob that is not finite."""
-    if None in log_probs or (end_id is not None and end_log_prob is None):
-        return Finish.NAN
-    return Finish.EOS if end_id is not None else Finish.STOP if stopped else Finish.LENGTH
-
-
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """The answers to one prompt."""
@@ -179,3 +171,9 @@ def beyond_rounding(nats: float) -> float:
     (0.0, 0.0, 0.25, -0.01)
     """
     return 0.0 if abs(nats) < _LEAST_NATS else nats
+
+
+def as_float32(value: float) -> float:
+    """The nearest float32, which is what is recorded of a number."""
+    number: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    return number

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.lm.backend import Decoding, Generation, GuidedTokens, PromptTokens, finish_of
+from gpuherd.lm.backend import Decoding, Finish, Generation, GuidedTokens, PromptTokens
 from gpuherd.lm.forward import BatchReading
 from gpuherd.lm.tokens import Detokenizer, cut
 
@@ -228,11 +228,17 @@ class DecodingRow:
             log_probs=log_probs,
             text=text,
             ends=ends,
-            finish=finish_of(log_probs, self.end_id, self.end_log_prob, stopped=self.stop_at is not None),
+            finish=self._finish(log_probs),
             end_id=self.end_id,
             end_log_prob=self.end_log_prob,
             guided=self._guided(len(ends)),
         )
+
+    def _finish(self, log_probs: Sequence[float | None]) -> Finish:
+        """Decoding stops at the first log-prob that is not finite."""
+        if None in log_probs or (self.end_id is not None and self.end_log_prob is None):
+            return Finish.NAN
+        return Finish.EOS if self.end_id is not None else Finish.LENGTH if self.stop_at is None else Finish.STOP
 
     def _guided(self, tokens: int) -> GuidedTokens | None:
         if not self.guided:

@@ -9,11 +9,11 @@ again at each step: slow, and right.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.runs.worker import is_out_of_memory
@@ -21,6 +21,8 @@ from gpuherd.runs.worker import is_out_of_memory
 if TYPE_CHECKING:
     import torch
 
+
+T = TypeVar("T")
 
 _CACHE_NAMES = ("past_key_values", "cache_params")
 
@@ -310,6 +312,41 @@ def halved(batch: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """
     middle = (len(batch) + 1) // 2
     return tuple(batch[:middle]), tuple(batch[middle:])
+
+
+def halving(
+    batches: Iterable[Sequence[int]],
+    work: Callable[[Sequence[int]], Sequence[T]],
+    smaller: Callable[[Sequence[int], int], object] = lambda *_: None,
+) -> dict[int, T]:
+    """What ``work`` makes of each place: a batch at a time, each halved where memory runs out; one that can't be halved
+    raises. ``smaller`` is called with a batch that did not fit, and how many of it are tried next."""
+    waiting, found = list(batches), dict[int, T]()
+    while waiting:
+        batch = waiting.pop(0)
+        try:
+            found.update(zip(batch, work(batch), strict=True))
+        except (RuntimeError, MemoryError) as problem:
+            if len(batch) == 1 or not is_out_of_memory(problem):
+                raise
+        else:
+            continue
+        # Outside the handler: a traceback keeps the tensors of the failed batch alive.
+        _release()
+        waiting[:0] = halved(batch)
+        smaller(batch, len(waiting[0]))
+    return found
+
+
+def _release() -> None:
+    """Gives back the memory of a batch that did not fit."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def pieces(count: int, most: int | None) -> Iterator[range]:

@@ -18,12 +18,11 @@ from gpuherd.lm.forward import (
     CausalModel,
     causal_model,
     common_prefix,
-    halved,
+    halving,
     padded,
     pieces,
     positions_of,
 )
-from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -235,24 +234,12 @@ class LanguageModel:
         ``r // rows_each``."""
         import torch
 
-        found: dict[int, Answer] = {}
+        def smaller(batch: Sequence[int], rows: int) -> None:
+            self.most_rows = rows
+            logger.warning("out of memory with %d rows; going on with %d", len(batch), rows)
+
         with torch.inference_mode():
-            waiting = self._together(prompts, rows_each)
-            while waiting:
-                batch = waiting.pop(0)
-                try:
-                    found.update(zip(batch, answer(batch), strict=True))
-                except (RuntimeError, MemoryError) as problem:
-                    if len(batch) == 1 or not is_out_of_memory(problem):
-                        raise
-                else:
-                    continue
-                # Outside the handler: a traceback keeps the tensors of the failed batch alive.
-                _release()
-                first, second = halved(batch)
-                self.most_rows = len(first)
-                logger.warning("out of memory with %d rows; going on with %d", len(batch), self.most_rows)
-                waiting = [first, second, *waiting]
+            found = halving(self._together(prompts, rows_each), answer, smaller)
         return [found[row] for row in range(len(prompts) * rows_each)]
 
     def _together(self, prompts: Sequence[PromptTokens], rows_each: int) -> list[tuple[int, ...]]:
@@ -267,17 +254,6 @@ class LanguageModel:
             for same in alike.values()
             for piece in pieces(len(same), self.most_rows)
         ]
-
-
-def _release() -> None:
-    """Gives back the memory of a batch that did not fit."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 # --- Log-probs of tokens that are given, not decoded ------------------------------------------------------------------

@@ -27,6 +27,8 @@ ENDINGS = (
 )  # fmt: skip
 
 MARKER = "gpuherdmarkerofwords"  # one word that no template changes
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_NO_BOUND = 1 << 30  # configs without a maximum length may have a number above this
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,18 @@ def template_end(tokenizer: Any) -> int | None:
 def end_tokens_in(folder: Path, tokenizer: Any) -> EndTokens:
     """``end_tokens`` of a model's folder; reads its two configs and loads nothing else."""
     return end_tokens(tokenizer, _read(folder / "config.json"), _read(folder / "generation_config.json"))
+
+
+def positions_in(folder: Path) -> int | None:
+    """The most tokens of prompt and answer together, by a model's config.json, of which the text part comes first; None
+    where it does not say."""
+    config = _read(folder / "config.json") or {}
+    for values in (config.get("text_config"), config):
+        for name in _POSITIONS:
+            value = values.get(name) if isinstance(values, Mapping) else None
+            if found := [each for each in _integers(value) if 0 < each < _NO_BOUND]:
+                return found[0]
+    return None
 
 
 def _eos_of(config: Mapping[str, Any] | None) -> tuple[int, ...]:

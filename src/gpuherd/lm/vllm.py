@@ -16,15 +16,16 @@ import hashlib
 import importlib.util
 import math
 import os
-import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from multiprocessing import active_children
 from typing import Any
 
 from gpuherd.errors import MissingExtra, UsageError
 from gpuherd.gpus.visible import named_in, setting
-from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens, finish_of
-from gpuherd.lm.tokens import Detokenizer, cut
+from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens, as_float32
+from gpuherd.lm.decoding import DecodingRow
+from gpuherd.lm.tokens import Detokenizer
 from gpuherd.models.checkpoints.hub import repo_of
 from gpuherd.models.load.options import ModelOptions, requested_precision
 from gpuherd.models.memory.weights import Precision, split_precision
@@ -248,12 +249,8 @@ def chosen(token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]] | Non
     """The log-prob of each token that was chosen, as float32; None where it is not finite."""
     if logprobs is None:
         raise UsageError("vLLM gave no log-probs, which it was asked for; update it")
-    return [_finite(each[token].logprob) for token, each in zip(token_ids, logprobs, strict=True)]
-
-
-def _finite(value: float) -> float | None:
-    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0] if math.isfinite(value) else math.nan
-    return rounded if math.isfinite(rounded) else None
+    found = [each[token].logprob for token, each in zip(token_ids, logprobs, strict=True)]
+    return [as_float32(each) if math.isfinite(each) else None for each in found]
 
 
 def generation_of(
@@ -261,20 +258,9 @@ def generation_of(
 ) -> Generation:
     """An answer as the other engine gives it: cut before the end token or the stop string, the text divided among its
     tokens."""
-    growing, end_id, end_log_prob, stop_at = Detokenizer(tokenizer), None, None, None
+    row = DecodingRow(0, None, len(token_ids), Detokenizer(tokenizer), array("f"))
     for token, log_prob in zip(token_ids, log_probs, strict=True):
-        if token in how.end_ids:
-            end_id, end_log_prob = token, log_prob
+        row.take(token, log_prob, how)
+        if row.ended:
             break
-        growing.add(token)
-        if log_prob is None:
-            break
-        stop_at = growing.find(how.stop)
-        if stop_at is not None:
-            break
-    text, ends = growing.divided()
-    if stop_at is not None:
-        text, ends = cut(text, ends, stop_at)
-    kept = tuple(log_probs[: len(ends)])
-    finish = finish_of(kept, end_id, end_log_prob, stopped=stop_at is not None)
-    return Generation(tuple(growing.token_ids[: len(ends)]), kept, text, ends, finish, end_id, end_log_prob)
+    return row.generation()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -65,6 +67,13 @@ class QADirectory(ShardedDirectory):
         self.evaluations = self.root / "evaluations"
         self.work = self.root / "work"
 
+    @property
+    def runs_dir_option(self) -> str:
+        """The option that says where the run is, behind a space; empty where it is in the usual place."""
+        place = self.root.parent
+        usual = place.name == Path(DEFAULT_RUNS_DIR).name and place.parent.samefile(".")
+        return "" if usual else f" --runs-dir {shlex.quote(str(place))}"
+
     def judging(self, name: str, suffix: str = ".jsonl") -> Path:
         """A judging's file, by its name; never outside the folder."""
         return self.judgments / f"{safe_name(name)}{suffix}"
@@ -89,6 +98,32 @@ class QADirectory(ShardedDirectory):
 # --- results with a description ---------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def parsed(values: Any, noun: str, error: type[GpuherdError], decode: Callable[[Any], T], newest: int) -> T:
+    """What ``decode`` makes of JSON values of the ``newest`` format, or an older one. Raises ``error``."""
+    if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+        raise error(f"it is no {noun} of gpuherd")
+    if values["format"] > newest:
+        raise error(f"written by a newer gpuherd (format {values['format']}, known here: {newest}); update gpuherd")
+    try:
+        return decode(values)
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise error(f"it is no whole {noun}: {type(problem).__name__}: {problem}") from None
+
+
+def read_parsed(path: Path, error: type[GpuherdError], remedy: str, parse: Callable[[Any], T]) -> T:
+    """What ``parse`` makes of the JSON in a file. Raises ``error``, as ``parse`` does, with the file's name."""
+    try:
+        return parse(json.loads(path.read_bytes()))
+    except OSError as problem:
+        raise error(f"can't read {path}: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path} is no JSON: {problem}; {remedy}") from None
+    except error as problem:
+        raise error(f"{path}: {problem}") from None
 
 
 class Description(Protocol):
@@ -141,16 +176,8 @@ class DescribedResults(Generic[DescriptionT]):
 
     def parse(self, values: Any) -> DescriptionT:
         """The description with these values. Raises ``error``."""
-        if isinstance(values, dict) and isinstance(values.get("format"), int) and values["format"] > self.format:
-            raise self.error(
-                f"written by a newer gpuherd (format {values['format']}, known here: {self.format}); update gpuherd"
-            )
-        try:
-            if self.decode is not None:
-                return self.decode(values)
-            found: DescriptionT = records.read(self.description, values)
-        except (ValueError, KeyError, TypeError) as problem:
-            raise self.error(f"no description of a {self.noun}: {type(problem).__name__}: {problem}") from None
+        decode = self.decode or partial(records.read, self.description)
+        found: DescriptionT = parsed(values, self.noun, self.error, decode, self.format)
         return found
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -162,14 +189,7 @@ class DescribedResults(Generic[DescriptionT]):
     def read(self, folder: QADirectory, name: str) -> DescriptionT:
         """The description of the result of this name. Raises ``error``."""
         path = self.path(folder, name, ".json")
-        try:
-            found = self.parse(json.loads(path.read_bytes()))
-        except OSError as problem:
-            raise self.error(f"can't read {path}: {problem.strerror}") from None
-        except (ValueError, RecursionError) as problem:
-            raise self.error(f"{path} is no JSON: {problem}; {self.remedy}") from None
-        except self.error as problem:
-            raise self.error(f"{path}: {problem}") from None
+        found = read_parsed(path, self.error, self.remedy, self.parse)
         if found.name != path.stem:
             raise self.error(f"{path} describes {found.name!r}; was it renamed? {self.remedy}")
         return found

@@ -94,7 +94,14 @@ def wilson(count: int, of: int, confidence: float = CONFIDENCE) -> Interval:
     return Interval(low, high)
 
 
-def cohen_kappa(both: int, only_first: int, only_second: int, neither: int, confidence: float = CONFIDENCE) -> Kappa:
+def cohen_kappa(
+    both: int,
+    only_first: int,
+    only_second: int,
+    neither: int,
+    confidence: float = CONFIDENCE,
+    names: tuple[str, str] = ("one", "the other"),
+) -> Kappa:
     """Cohen's kappa (1960) of two judges with two classes, with the large-sample interval of Fleiss, Cohen and Everitt
     (1969, eq. 13), cut at -1 and 1.
 
@@ -104,11 +111,12 @@ def cohen_kappa(both: int, only_first: int, only_second: int, neither: int, conf
 
     Args:
         both: items that both call correct; then those that the first alone does, the second alone, and neither.
+        names: of the judges, for the reason why there is no kappa.
     """
     n = both + only_first + only_second + neither
     if n == 0:
         return Kappa(None, reason="no answer has a label of both")
-    for name, correct in (("one", both + only_first), ("the other", both + only_second)):
+    for name, correct in zip(names, (both + only_first, both + only_second), strict=True):
         if correct in (0, n):
             kind = "correct" if correct else "incorrect"
             return Kappa(None, reason=f"{name} calls all {n} {kind}")

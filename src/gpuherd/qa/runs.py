@@ -18,7 +18,9 @@ from typing import Any
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.options import nearest
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
-from gpuherd.qa.record import Answered, BadRecord, Question, answered_of, question_of
+from gpuherd.qa.record import Answered, BadRecord, Question, answered_of
+from gpuherd.runs import records
+from gpuherd.runs.files import sha256_of
 
 _CHUNK = 1 << 20
 _MOST_NAMED = 3
@@ -177,8 +179,7 @@ def run_of_path(path: str | Path) -> Run:
 def _sha256(path: Path) -> str:
     """A file's digest, in hex. Raises DamagedRun if it can't be read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError as problem:
         raise DamagedRun(f"{path} can't be read: {problem.strerror}; generate the run anew") from None
 
@@ -226,7 +227,7 @@ def questions_in(folder: QADirectory) -> Iterator[Question]:
     try:
         with folder.questions.open("rb") as file:
             for line in file:
-                yield question_of(json.loads(line))
+                yield records.read(Question, json.loads(line))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise DamagedRun(f"{folder.questions} can't be read: {problem}") from None
 

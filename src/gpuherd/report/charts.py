@@ -22,6 +22,7 @@ from gpuherd.report.nodes import axis as axis_words
 
 if TYPE_CHECKING:
     import altair
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -435,6 +436,9 @@ def steps_chart(x: Axis, y: Axis, label: str, height: int, data: Mapping[str, An
 
 FORMATS = ("png", "svg", "pdf")
 BLUE, RED, GREY = *COLOURS[:2], "#8a8f98"
+_STROKES = ("-", "--", ":", "-.", (0, (6, 2)), (0, (1, 2)), (0, (3, 1, 1, 1)), (0, (8, 3)))
+# Of the lines of a plot: a stroke each, so that they differ in grey too.
+LINES = tuple(zip(COLOURS, _STROKES, strict=True))
 
 
 def blank_figure(width: float, height: float) -> Figure:
@@ -442,6 +446,14 @@ def blank_figure(width: float, height: float) -> Figure:
     with naming_extras(dict.fromkeys(("matplotlib", "matplotlib.figure"), "page"), "plots need"):
         from matplotlib.figure import Figure
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def label_axes(axes: Axes, x: str, y: str) -> None:
+    """What stands at the axes, and a grid."""
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.25)
 
 
 def picture_bytes(figure: Figure, file_format: str, dpi: int = 150) -> bytes:

@@ -124,14 +124,7 @@ def of_bytes(
 
     Past two seconds ``console`` shows a bar with an ETA; where it is no terminal, one line that names the work.
     """
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     bar = Progress(TextColumn("{task.description}"), *columns, console=console, transient=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _LARGEST = 2**64 - 1  # of whole numbers: seeds are
+_PLAIN = frozenset({int, float, str, bool, types.NoneType})
 
 
 def line_of(value: Any) -> str:
@@ -27,6 +28,8 @@ def line_of(value: Any) -> str:
 
 def jsonable(value: Any, as_lists: Collection[type] = ()) -> Any:
     """``value`` as JSON values: dataclasses as objects, of the kinds in ``as_lists`` as lists of their fields."""
+    if type(value) in _PLAIN:
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         if type(value) in as_lists:
             return [jsonable(getattr(value, each.name), as_lists) for each in fields(value)]

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuherd.engines import progress
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.runs.files import WrittenLines, creating_file, write_file, write_lines
+from gpuherd.runs import records
+from gpuherd.runs.files import WrittenLines, creating_file, write_file, write_lines, write_values
 from gpuherd.runs.shard_file import Shard, ShardFile, batches_done, line_ends, unsealed
 
-FORMAT = 1  # of the plan and of what is recorded of a shard that is done
+FORMAT = 1  # of the plan, the task and what is recorded of a shard that is done
+T = TypeVar("T")
 
 
 # ---- the plan
@@ -91,12 +94,14 @@ class ShardedDirectory(RunDirectory):
     Attributes:
         plan: which items each shard has, and in which batches; written before any job starts, and never changed.
         shards: what the jobs write, ``<shard>.jsonl`` as it comes; ``<shard>.json`` last, when the shard is done.
+        task: what the jobs do, where the plan is not enough.
     """
 
     def __init__(self, root: str | Path, log_dir: str | Path | None = None):
         super().__init__(root, log_dir)
         self.plan = self.root / "shards.json"
         self.shards = self.root / "shards"
+        self.task = self.root / "task.json"
 
     def shard(self, number: int) -> Path:
         """The lines of a shard."""
@@ -161,6 +166,41 @@ def _read(folder: ShardedDirectory) -> tuple[str, tuple[Shard, ...]]:
         raise BadShardPlan(f"{folder.plan} can't be read: {problem.strerror}; no work was begun there") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BadShardPlan(f"{folder.plan} is damaged; remove {folder.root} to begin anew") from None
+
+
+# ---- what the jobs do
+
+
+class Damaged(GpuherdError):
+    """A finished file is not as it was written, or a shard that is done lacks lines."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+@contextmanager
+def undamaged(path: Path, remedy: str) -> Iterator[None]:
+    """Raises Damaged where the file can't be read in the block, or is not as it was written."""
+    try:
+        yield
+    except OSError as problem:
+        raise Damaged(f"{path} can't be read: {problem.strerror}; {remedy}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise Damaged(f"{path} can't be read: {problem}; {remedy}") from None
+
+
+def write_task(folder: ShardedDirectory, task: Any) -> None:
+    """Writes a dataclass that says what the jobs do. Raises CannotWrite."""
+    write_values(folder.task, {"format": FORMAT, **records.jsonable(task)})
+
+
+def read_task(folder: ShardedDirectory, kind: type[T]) -> T:
+    """What ``write_task`` wrote. Raises Damaged."""
+    with undamaged(folder.task, f"remove {folder.root} to begin anew"):
+        values = json.loads(folder.task.read_bytes())
+        if values["format"] > FORMAT:
+            raise Damaged(f"{folder.task} is of a newer gpuherd (format {values['format']}); update gpuherd")
+        task: T = records.read(kind, values)
+    return task
 
 
 # ---- a job's part
@@ -290,17 +330,9 @@ def shard_records(folder: ShardedDirectory, shards: Sequence[Shard]) -> list[dic
         if not shard.items:
             continue
         path = folder.shard_done(number)
-        try:
+        with undamaged(path, "remove it and start again"):
             found.append({"shard": number, **json.loads(path.read_bytes())})
-        except (OSError, ValueError, TypeError, RecursionError) as problem:
-            raise Damaged(f"{path} can't be read: {problem}; remove it and start again") from None
     return found
-
-
-class Damaged(GpuherdError):
-    """A finished file is not as it was written, or a shard that is done lacks lines."""
-
-    exit_code = ExitCode.BAD_INPUT
 
 
 def gather(folder: ShardedDirectory, shards: Sequence[Shard], target: Path) -> WrittenLines:

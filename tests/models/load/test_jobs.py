@@ -12,13 +12,14 @@ import pytest
 
 from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.gpus.query import machine
-from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
+from gpuherd.jobs.job import Job
+from gpuherd.models.load.jobs import JobRequest, Resources, job_request, resources_for, shard_jobs
 from gpuherd.models.load.options import ShardOptions, WorkOptions
 from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.options import Parser, add_options, build
 from gpuherd.runs.records import jsonable
 from gpuherd.runs.shard_file import Shard
-from gpuherd.runs.shards import ShardedDirectory
+from gpuherd.runs.shards import ShardedDirectory, ShardedWork, kept_plan
 
 WORK = Workload(8, 500, 64)
 
@@ -82,19 +83,17 @@ def test_a_device_map_says_how_many(trained: Path, tmp_path: Path) -> None:
     )
 
 
-def call(**more: Any) -> WorkerCall:
-    said: dict[str, Any] = {
-        "module": "gpuherd.qa.generate.worker", "model": "org/a model", "words": (), "workload": WORK,
-        "simulate": True, "identity": "x", "title": "a model",
-    }  # fmt: skip
-    return WorkerCall(**(said | more))
-
-
 def test_a_job_a_shard(tmp_path: Path) -> None:
     folder = ShardedDirectory(tmp_path)
     options = WorkOptions(dtype="nf4", adapter="lora", retries=3, share=True)  # type: ignore[arg-type]
-    shards = [Shard(((0, 1),)), Shard(()), Shard(((2,),))]
-    jobs = shard_jobs(call(), shards, folder, JobRequest(1, 2000, 4, ""), options)
+    kept_plan(folder, "x", lambda: [Shard(((0, 1),)), Shard(()), Shard(((2,),))])
+
+    def made(asks: JobRequest, options: WorkOptions, identity: str = "x") -> list[Job]:
+        work = ShardedWork(folder, identity, (), lambda lengths: ())
+        module = "gpuherd.qa.generate.worker"
+        return shard_jobs(module, "org/a model", work, asks, WORK, options, title="a model", simulate=True)
+
+    jobs = made(JobRequest(1, 2000, 4, ""), options)
     assert [job.name for job in jobs] == ["shard-00000", "shard-00002"]
     assert [job.result for job in jobs] == [str(folder.shard_done(0)), str(folder.shard_done(2))]
     assert all((job.gpus, job.memory_mb, job.retries, job.share) == (1, 2000, 3, True) for job in jobs)
@@ -105,10 +104,8 @@ def test_a_job_a_shard(tmp_path: Path) -> None:
     assert (told.model, told.folder, told.shard, told.simulate) == ("org/a model", str(folder.root), 2, True)
     assert (told.dtype, told.adapter, told.prompt_tokens, told.new_tokens) == ("nf4", "lora", 500, 64)
     # Another identity, or another division, is another job; where it runs changes nothing.
-    again = shard_jobs(call(identity="y"), shards, folder, JobRequest(1, 2000, 4, ""), options)
-    moved = shard_jobs(
-        call(), shards, folder, JobRequest(2, 9000, 4, ""), replace(options, device_map="cpu", share=False)
-    )
+    again = made(JobRequest(1, 2000, 4, ""), options, "y")
+    moved = made(JobRequest(2, 9000, 4, ""), replace(options, device_map="cpu", share=False))
     assert again[0].identity != jobs[0].identity == moved[0].identity
 
 

@@ -15,9 +15,9 @@ from gpuherd.lm.backend import Finish, Generation
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
 from gpuherd.qa.grading.files import JudgingMeta
 from gpuherd.qa.measures.evidence import Evidence, answer_of
-from gpuherd.qa.measures.registry import compute, measure_named
+from gpuherd.qa.measures.registry import ScoreTable, compute, measure_named
 from gpuherd.qa.record import Answered, Prompted, Question, line_of
-from gpuherd.qa.scoring.files import ScoredMeasure, ScoreTable, ScoringMeta, write_scoring
+from gpuherd.qa.scoring.files import ScoredMeasure, ScoringMeta, write_scoring
 
 END = 2
 MEASURES = ("nll", "ln-nll", "perplexity")

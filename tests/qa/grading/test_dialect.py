@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.qa.grading.openai import Dialect, Reply, body, judged, next_dialect, read_reply
-from gpuherd.qa.grading.verdicts import Judgment, Mode, Verdict, Way
+from gpuherd.qa.grading.openai import Dialect, Reply, body, next_dialect, read_reply, ruling_of
+from gpuherd.qa.grading.verdicts import Mode, Ruling, Verdict, Way
 
 
 def completion(
@@ -25,8 +25,8 @@ def completion(
     return {"choices": [{"message": {"content": content}, "logprobs": log_probs, "finish_reason": finish}]}
 
 
-def verdict_of(reply: Any, way: Way = "two-way", mode: Mode = "tokens", threshold: float | None = 0.5) -> Judgment:
-    return judged(read_reply(reply), "q", "greedy", way=way, mode=mode, threshold=threshold, min_mass=0.5)
+def verdict_of(reply: Any, way: Way = "two-way", mode: Mode = "tokens", threshold: float | None = 0.5) -> Ruling:
+    return ruling_of(read_reply(reply), way=way, mode=mode, threshold=threshold, min_mass=0.5)
 
 
 def test_a_request_is_greedy_and_asks_for_log_probs() -> None:
@@ -105,7 +105,7 @@ def test_without_log_probs_that_carry_a_verdict_the_text_is_read(reply: Any, ver
 
 def test_in_text_mode_log_probs_are_not_looked_at() -> None:
     found = verdict_of(completion("<think>hm</think>\nVerdict: no", {"yes": -0.01}), mode="text", threshold=None)
-    assert found == Judgment("q", "greedy", Verdict.INCORRECT, reply="<think>hm</think>\nVerdict: no")
+    assert found == Ruling(Verdict.INCORRECT, reply="<think>hm</think>\nVerdict: no")
 
 
 JSON = st.recursive(
@@ -128,7 +128,7 @@ def test_whatever_a_server_sends_is_a_reply_or_refused(value: Any) -> None:
         except ValueError:
             continue
         assert isinstance(reply, Reply)
-        judged(reply, "q", "greedy", way="two-way", mode="tokens", threshold=0.5, min_mass=0.5)
+        ruling_of(reply, way="two-way", mode="tokens", threshold=0.5, min_mass=0.5)
 
 
 def test_a_number_without_end_is_no_log_prob() -> None:
@@ -141,11 +141,11 @@ def test_a_judge_that_is_not_in_the_form_is_not_read_from_the_word_it_begins_wit
     """Else --min-mass would mean nothing behind an address."""
     how: dict[str, Any] = {"way": "two-way", "mode": "tokens", "threshold": 0.5}
     reply = Reply("yes", {"yes": math.log(0.3), "no": math.log(0.1)}, "stop")
-    found = judged(reply, "q", "greedy", min_mass=0.5, **how)
+    found = ruling_of(reply, min_mass=0.5, **how)
     assert found.verdict is Verdict.UNPARSED and found.mass == pytest.approx(0.4) and "together" in (found.note or "")
-    assert judged(reply, "q", "greedy", min_mass=0.3, **how).verdict is Verdict.CORRECT
+    assert ruling_of(reply, min_mass=0.3, **how).verdict is Verdict.CORRECT
     spoken = Reply("Verdict: yes", {"Verdict": math.log(0.6), "no": math.log(0.1)}, "stop")
-    assert judged(spoken, "q", "greedy", min_mass=0.5, **how).verdict is Verdict.CORRECT
+    assert ruling_of(spoken, min_mass=0.5, **how).verdict is Verdict.CORRECT
     pieces = Reply("INCORRECT", {"INC": math.log(0.9)}, "stop")
     how |= {"way": "three-way", "threshold": None}
-    assert judged(pieces, "q", "greedy", min_mass=0.5, **how).verdict is Verdict.INCORRECT
+    assert ruling_of(pieces, min_mass=0.5, **how).verdict is Verdict.INCORRECT

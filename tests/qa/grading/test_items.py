@@ -12,7 +12,7 @@ from gpuherd.lm.backend import Finish, Generation
 from gpuherd.qa.evaluation.stage import labels
 from gpuherd.qa.grading.files import RULES
 from gpuherd.qa.grading.stage import distinct_cases, items_of, judge_by_rule, spread
-from gpuherd.qa.grading.verdicts import Judgment, Verdict
+from gpuherd.qa.grading.verdicts import Judgment, Ruling, Verdict
 from gpuherd.qa.record import Question
 
 ASKED = Question("q", "Where?", ("Paris",))
@@ -56,7 +56,7 @@ def test_numbers_that_broke_down_are_no_answer_and_no_attempt(finish: Finish) ->
         assert nan.verdict is Verdict.NAN and whole.verdict is not Verdict.NAN and "NaN" in str(nan.note)
     asked = distinct_cases(items)
     assert asked.of_item == (None, 0)
-    spread_ones = spread(items, asked, [Judgment("other", "greedy", Verdict.CORRECT)])
+    spread_ones = spread(items, asked, [Ruling(Verdict.CORRECT)])
     assert [each.verdict for each in spread_ones] == [Verdict.NAN, Verdict.CORRECT]
     for wrongly in ("exclude", "incorrect"):
         found = labels([items[0].question.id], spread_ones, "greedy", wrongly)
@@ -83,8 +83,7 @@ def test_a_model_is_asked_once_about_equal_answers_and_never_about_none() -> Non
         ("other", "Rome"),
     ], "the same answer to another question is another case"
     assert asked.of_item == (0, 0, 1, 0, None, 2, None, 3)
-    verdicts = [Judgment(each.question.id, each.which, Verdict.CORRECT, p_correct=0.5) for each in asked.cases]
-    judged = spread(items, asked, verdicts)
+    judged = spread(items, asked, [Ruling(Verdict.CORRECT, p_correct=0.5)] * len(asked.cases))
     assert [(each.id, each.which) for each in judged] == [(item.question.id, item.which) for item in items]
     assert judged[4] == Judgment("other", "greedy", Verdict.NOT_ATTEMPTED, note="empty; the judge was not asked")
     assert judged[6].verdict is Verdict.NOT_ATTEMPTED and "doesn't know" in str(judged[6].note)

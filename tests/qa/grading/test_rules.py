@@ -15,7 +15,6 @@ from gpuherd.errors import UsageError
 from gpuherd.qa.grading.rules import (
     RULES,
     LexicalRule,
-    Ruling,
     attempts_nothing,
     contains,
     exact,
@@ -23,7 +22,7 @@ from gpuherd.qa.grading.rules import (
     rouge_judge,
     squad,
 )
-from gpuherd.qa.grading.verdicts import Verdict
+from gpuherd.qa.grading.verdicts import Ruling, Verdict
 from gpuherd.qa.record import Question
 
 PARIS = Question("1", "What is the capital of France?", ("Paris", "City of Light"))

@@ -16,7 +16,7 @@ from tests.qa.report.made_runs import answered, generation, made_run
 from gpuherd.lm.backend import Finish
 from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.record import Answered, Prompted, Question
-from gpuherd.qa.report.answers import CHUNK, LEVELS, VERDICTS, Limits, answer_values, chunks_of
+from gpuherd.qa.report.answers import CHUNK, LEVELS, VERDICTS, TextLimits, answer_values, chunks_of
 from gpuherd.qa.report.reading import ReportedRun
 
 WIDE = LEVELS[0]
@@ -33,7 +33,7 @@ def one_answer(pieces: list[str], log_probs: list[float | None] | None = None, q
     return Answered(0, Question("a", question, ("r",)), Prompted("0", 3), made)
 
 
-def values_of(one: Answered, limits: Limits = WIDE, **known: Any) -> dict[str, Any]:
+def values_of(one: Answered, limits: TextLimits = WIDE, **known: Any) -> dict[str, Any]:
     return answer_values(shown(one, **known), one, limits)
 
 
@@ -67,14 +67,14 @@ def test_tokens_are_packed_as_they_are_also_halves_of_characters(pieces: list[st
 
 
 def test_a_long_answer_is_cut_behind_a_token_and_says_by_how_much() -> None:
-    main = values_of(one_answer(["abc"] * 10), Limits(11, 5, 5, 5, 5))["main"]
+    main = values_of(one_answer(["abc"] * 10), TextLimits(11, 5, 5, 5, 5))["main"]
     assert (main["pieces"], main["cut"], main["tokens"]) == (["abc"] * 3, 21, 10)
     assert len(main["nll"]) == 3
-    assert values_of(one_answer(["abc"]), Limits(2, 5, 5, 5, 5))["main"]["cut"] == 3
+    assert values_of(one_answer(["abc"]), TextLimits(2, 5, 5, 5, 5))["main"]["cut"] == 3
 
 
 def test_other_long_texts_say_by_how_much_too() -> None:
-    value = values_of(one_answer(["a"], question="x" * 25), Limits(20, 5, 5, 5, 5))
+    value = values_of(one_answer(["a"], question="x" * 25), TextLimits(20, 5, 5, 5, 5))
     assert value["question"] == ["x" * 20, 5]
     assert value["references"] == [{"text": "r"}]
 
@@ -102,7 +102,7 @@ def test_shares_of_token_sar_are_of_whole_answers() -> None:
     one, relevance = one_answer(["ab", "cd"], [-1.0, -2.0]), {"a": [0.5, 0.25]}
     assert values_of(one, relevance=relevance)["main"]["share"] == [0.5, 0.5]  # of 0.5 * 1 + 0.25 * 2
     assert values_of(one)["main"]["share"] is None
-    assert values_of(one, Limits(2, 5, 5, 5, 5), relevance=relevance)["main"]["share"] is None
+    assert values_of(one, TextLimits(2, 5, 5, 5, 5), relevance=relevance)["main"]["share"] is None
     assert values_of(one, relevance={"a": [0.0, 0.0]})["main"]["share"] == [None, None]
     unknown = one_answer(["ab", "cd"], [None, -2.0])
     assert values_of(unknown, relevance=relevance)["main"]["share"] == [None, None]

@@ -18,7 +18,7 @@ from tests.qa.report.made_runs import answered, made_audits, made_evaluation, ma
 from gpuherd.qa.grading.label_quality import LabelWarning
 from gpuherd.qa.grading.label_quality import WarningKind as Doubt
 from gpuherd.qa.grading.verdicts import Verdict
-from gpuherd.qa.report.answers import LEVELS, VERDICTS, Chunks
+from gpuherd.qa.report.answers import LEVELS, VERDICTS, AnswerChunks
 from gpuherd.qa.report.page import make_page, notes_of
 from gpuherd.qa.report.reading import MeasureScores, ReportedRun
 from gpuherd.report.page import MOST_BYTES
@@ -240,7 +240,9 @@ def test_every_kind_of_doubt_has_its_place(run: ReportedRun) -> None:
     assert evaluation is not None
     warnings = tuple(LabelWarning(kind, f"about {kind}") for kind in reversed(Doubt))
     judges = (replace(evaluation.judges[0], warnings=warnings),)
-    told = notes_of(replace(run, evaluation=replace(evaluation, judges=judges), audits=()), Chunks((), 150, LEVELS[0]))
+    told = notes_of(
+        replace(run, evaluation=replace(evaluation, judges=judges), audits=()), AnswerChunks((), 150, LEVELS[0])
+    )
     assert len(told) == len(Doubt)
     assert "about always the same" in told[1] and "about not attempted" in told[-1]
 

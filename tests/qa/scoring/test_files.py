@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.qa.folder import QADirectory
+from gpuherd.qa.measures.registry import ScoreTable
 from gpuherd.qa.scoring.files import (
     BadScoring,
     ScoredMeasure,
-    ScoreTable,
     ScoringMeta,
     csv_text,
     scores,

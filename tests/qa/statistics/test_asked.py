@@ -13,10 +13,11 @@ from gpuherd.lm.backend import Finish, Generation, PromptTokens
 from gpuherd.lm.model import LanguageModel
 from gpuherd.models.load.loading import load_model
 from gpuherd.qa.encoders.models import EntailmentQuery
+from gpuherd.qa.prompts.conversation import token_ids
 from gpuherd.qa.record import Answered, Prompted, Question
 from gpuherd.qa.statistics.equivalence import EntailmentPrompts, PromptedEntailment
-from gpuherd.qa.statistics.language_model import Weigher, log_sum, one_line, prompt_ids
-from gpuherd.qa.statistics.p_true import PTruePrompts
+from gpuherd.qa.statistics.language_model import Weigher, log_sum, one_line
+from gpuherd.qa.statistics.self_evaluation import PTruePrompts
 
 
 def answered(text: str, *samples: str, number: int = 0, question: str = "Capital of France?") -> Answered:
@@ -66,7 +67,7 @@ def test_no_answer_ends_its_line_or_its_turn(tokenizer: Any) -> None:
 
 
 def test_plain_prompts_begin_with_bos_once_and_have_no_end(tokenizer: Any) -> None:
-    ids = prompt_ids(tokenizer, "Question")
+    ids = token_ids(tokenizer, "Question", conversation=False)
     assert ids[0] == tokenizer.bos_token_id != ids[1] and ids[-1] != tokenizer.eos_token_id
 
 

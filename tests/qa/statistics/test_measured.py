@@ -20,8 +20,7 @@ from gpuherd.qa.scoring import worker
 from gpuherd.qa.scoring.options import ScoreOptions
 from gpuherd.qa.statistics.files import BadStatistic, rows, statistics_of
 from gpuherd.qa.statistics.language_model import Weigher
-from gpuherd.qa.statistics.p_ik import measure_hidden, prompts_of, state_of
-from gpuherd.qa.statistics.p_true import PTruePrompts
+from gpuherd.qa.statistics.self_evaluation import PTruePrompts, measure_hidden, prompts_of, state_of
 
 
 def test_relevance_of_greedy_answers_and_samples(run: Run) -> None:

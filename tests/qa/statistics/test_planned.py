@@ -22,7 +22,7 @@ from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.options import ScoreOptions
 from gpuherd.qa.scoring.score import StatisticStage
 from gpuherd.qa.statistics.language_model import generator_of
-from gpuherd.qa.statistics.p_true import chosen_examples
+from gpuherd.qa.statistics.self_evaluation import chosen_examples
 
 NEEDS = frozenset(EvidenceNeed)
 

@@ -46,8 +46,8 @@ class OnTopic(Statistic[TopicOptions]):
     def plan(self, options, planning):
         return {} if options.topic_model is None else {"topic": StatisticSpec(self.kind, options.topic_model, "0")}
 
-    def sources(self, options, has, planned):
-        return {"topic": planned_or_there(planned.get("topic"), has.latest(self.kind, "both"), "name --topic-model")}
+    def source(self, need, options, has, planned):
+        return planned_or_there(planned.get("topic"), has.latest(self.kind, "both"), "name --topic-model")
 
     def cost(self, spec, answers):
         return StatisticCost(tuple(1 for _ in answers))

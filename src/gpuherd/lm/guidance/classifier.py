@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.atomic import atomic_folder, atomic_write
-from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
+from gpuherd.errors import BadModel, UsageError, naming_extras
 from gpuherd.lm.guidance.guide import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form, tokens_digest
+from gpuherd.models.load.identity import tokenizer_in
+from gpuherd.models.load.pretrained import no_progress_bars
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +133,7 @@ def new_classifier(
     from gpuherd.lm.guidance.value_model import ValueModel, width_of
 
     folder = locate(parse_model(str(model)), for_loading=True)
-    tokenizer = _tokenizer(folder)
+    tokenizer = tokenizer_in(folder)
     body = _body(folder, device, dtype, attention)
     form = ClassifierForm(
         Kind(kind), Head(head), tuple(map(float, atoms)), tokens_digest(tokenizer.get_vocab()), str(model)
@@ -160,7 +162,7 @@ def load_classifier(
         from safetensors.torch import load_file
     from gpuherd.lm.guidance.value_model import ValueModel, width_of
 
-    tokenizer = _tokenizer(folder)
+    tokenizer = tokenizer_in(folder)
     if tokens_digest(tokenizer.get_vocab()) != form.tokenizer_sha256:
         raise BadModel(f"{folder}: its tokenizer is not the one that it was trained with ({FILE})")
     body = _body(folder, device, dtype, attention)
@@ -170,15 +172,6 @@ def load_classifier(
     except (OSError, SafetensorError, RuntimeError) as problem:
         raise BadModel(f"{folder / HEAD_FILE} does not fit the classifier: {problem}") from None
     return Classifier(module.eval(), tokenizer, form, str(folder))
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError) as problem:
-        raise MissingModel(f"{folder} has no tokenizer that transformers can use: {problem}") from None
 
 
 def _body(folder: Path, device: str, dtype: str | None, attention: str | None) -> Any:
@@ -228,12 +221,10 @@ def _quietly() -> Iterator[None]:
     head of tokens, and that is meant."""
     from transformers.utils import logging
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        yield
+        with no_progress_bars():
+            yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

@@ -28,72 +28,6 @@ from gpuherd.lm.guidance.guide import (
 )
 
 
-class CandidateScorer:
-    """Rows of tokens as a classifier has read them. Tensors are on the classifier's device, ``device``."""
-
-    def __init__(self, classifier: Classifier, rows: int):
-        """``rows`` of no token yet."""
-        self._model = classifier.module
-        self._most = classifier.most_positions
-        self._name = classifier.name
-        self._reading = classifier.readings.new(rows)
-        self._lengths = torch.zeros(rows, dtype=torch.long)
-        self._last: torch.Tensor | None = None
-        self.device = classifier.device
-
-    def read(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
-        """Reads on: (rows, new) int64; mask 0 for padding. Raises UsageError where a row is longer than the
-        classifier's positions, or has a token that it has no embedding of."""
-        self._grow(mask.sum(dim=1))
-        ids = self._known(ids.masked_fill(mask == 0, 0))
-        self._last = self._reading.read(ids.to(self.device), mask.to(self.device))
-
-    def values(self, candidates: torch.Tensor) -> torch.Tensor:
-        """Of the tokens (rows, k), each as the next of its row: (rows, k) or (rows, k, atoms) float32."""
-        candidates = candidates.to(self.device)
-        if self._model.form.kind is Kind.V:
-            return self._model.values_at(self._reading.branch(candidates))
-        if self._last is None:
-            raise RuntimeError("tokens follow a row that was read")
-        return self._model.values_of(self._last, candidates)
-
-    def take(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        """Each row's next token, (rows,); behind ``values``. ``counts``: of bool, False for rows that have ended."""
-        if self._model.form.kind is Kind.V:
-            self._grow(counts.long())
-            tokens = self._known(tokens.masked_fill(~counts, 0))
-            self._reading.take(tokens.to(self.device), counts.to(self.device))
-        else:
-            self.read(tokens[:, None], counts.long()[:, None])
-
-    def select(self, rows: torch.Tensor) -> None:
-        """The rows that go on, in this order; one may be there several times."""
-        self._lengths = self._lengths[rows.cpu()]
-        rows = rows.to(self.device)
-        self._reading.select(rows)
-        if self._last is not None:
-            self._last = self._last.index_select(0, rows)
-
-    def _known(self, tokens: torch.Tensor) -> torch.Tensor:
-        highest = int(tokens.max())
-        if highest >= self._model.vocabulary:
-            raise UsageError(
-                f"classifier {self._name} has embeddings of {self._model.vocabulary} tokens, and a row has the token "
-                f"{highest}"
-            )
-        return tokens
-
-    def _grow(self, more: torch.Tensor) -> None:
-        self._lengths = self._lengths + more.cpu()
-        # Of kind V a candidate stands behind it.
-        longest = int(self._lengths.max()) + (self._model.form.kind is Kind.V)
-        if self._most is not None and longest > self._most:
-            raise UsageError(
-                f"classifier {self._name} has {self._most} places for prompt and answer together, and a row has "
-                f"{longest} tokens with its next one; allow fewer new tokens, or cut the prompts"
-            )
-
-
 @dataclass(eq=False)
 class Guidance:
     """A classifier in memory and how it is used; ``LanguageModel(..., guidance=...)`` decodes by it.
@@ -129,16 +63,29 @@ class Guidance:
 
     def begin_padded(self, ids: torch.Tensor, mask: torch.Tensor) -> Guiding:
         """The same for rows that are padded at the left: (rows, tokens) int64, mask 0 for padding."""
-        scorer = CandidateScorer(self.classifier, len(ids))
-        scorer.read(ids, mask)
-        return Guiding(self, scorer)
+        guiding = Guiding(self, len(ids))
+        guiding.read(ids, mask)
+        return guiding
 
 
 class Guiding:
     """Rows that are decoded, as the classifier has read them."""
 
-    def __init__(self, guidance: Guidance, scorer: CandidateScorer):
-        self._guidance, self._scorer = guidance, scorer
+    def __init__(self, guidance: Guidance, rows: int):
+        """``rows`` of no token yet."""
+        self._guide, self._classifier = guidance.guide, guidance.classifier
+        self._model = guidance.classifier.module
+        self._reading = guidance.classifier.readings.new(rows)
+        self._lengths = torch.zeros(rows, dtype=torch.long)
+        self._last: torch.Tensor | None = None
+        self._device = guidance.classifier.device
+
+    def read(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """Reads on: (rows, new) int64; mask 0 for padding. Raises UsageError where a row is longer than the
+        classifier's positions, or has a token that it has no embedding of."""
+        self._grow(mask.sum(dim=1))
+        ids = self._known(ids.masked_fill(mask == 0, 0))
+        self._last = self._reading.read(ids.to(self._device), mask.to(self._device))
 
     def distribution(self, logits: torch.Tensor) -> GuidedDistribution:
         """The guided distribution behind each row, on the logits' device.
@@ -148,14 +95,13 @@ class Guiding:
 
         Raises BadModel where the classifier says NaN.
         """
-        guide, classifier = self._guidance.guide, self._guidance.classifier
-        candidates, reference = most_probable(logits, guide.top_k, classifier.module.vocabulary)
-        values = self._scorer.values(candidates)
-        added = offsets(values, guide.mode, guide.eta, classifier.form.atoms).to(logits.device)
+        candidates, reference = most_probable(logits, self._guide.top_k, self._model.vocabulary)
+        values = self._values(candidates.to(self._device))
+        added = offsets(values, self._guide.mode, self._guide.eta, self._model.form.atoms).to(logits.device)
         if not bool(added.isfinite().all()):
             raise BadModel(
-                f"classifier {classifier.name}: its value of a token is no number (NaN); its training has failed, or "
-                "its dtype is too narrow (try float32)"
+                f"classifier {self._classifier.name}: its value of a token is no number (NaN); its training has "
+                "failed, or its dtype is too narrow (try float32)"
             )
         return guided_distribution(candidates, reference, added)
 
@@ -163,11 +109,49 @@ class Guiding:
         """Each row's next token; behind ``distribution``. ``counts``: False for rows that have ended."""
         taken = torch.as_tensor(tokens)
         counted = torch.ones(len(taken), dtype=torch.bool) if counts is None else torch.as_tensor(counts)
-        self._scorer.take(taken, counted)
+        if self._model.form.kind is Kind.V:
+            self._grow(counted.long())
+            taken = self._known(taken.masked_fill(~counted, 0))
+            self._reading.take(taken.to(self._device), counted.to(self._device))
+        else:
+            self.read(taken[:, None], counted.long()[:, None])
 
     def select(self, rows: Sequence[int]) -> None:
         """The rows that go on, in this order; one may be there several times."""
-        self._scorer.select(torch.tensor(list(rows)))
+        index = torch.tensor(list(rows))
+        self._lengths = self._lengths[index]
+        index = index.to(self._device)
+        self._reading.select(index)
+        if self._last is not None:
+            self._last = self._last.index_select(0, index)
+
+    def _values(self, candidates: torch.Tensor) -> torch.Tensor:
+        """Of the tokens (rows, k), each as the next of its row: (rows, k) or (rows, k, atoms) float32."""
+        if self._model.form.kind is Kind.V:
+            return self._model.values_at(self._reading.branch(candidates))
+        if self._last is None:
+            raise RuntimeError("tokens follow a row that was read")
+        return self._model.values_of(self._last, candidates)
+
+    def _known(self, tokens: torch.Tensor) -> torch.Tensor:
+        highest = int(tokens.max())
+        if highest >= self._model.vocabulary:
+            raise UsageError(
+                f"classifier {self._classifier.name} has embeddings of {self._model.vocabulary} tokens, and a row has "
+                f"the token {highest}"
+            )
+        return tokens
+
+    def _grow(self, more: torch.Tensor) -> None:
+        self._lengths = self._lengths + more.cpu()
+        # Of kind V a candidate stands behind it.
+        longest = int(self._lengths.max()) + (self._model.form.kind is Kind.V)
+        most = self._classifier.most_positions
+        if most is not None and longest > most:
+            raise UsageError(
+                f"classifier {self._classifier.name} has {most} places for prompt and answer together, and a row has "
+                f"{longest} tokens with its next one; allow fewer new tokens, or cut the prompts"
+            )
 
 
 # ---- for any generate of transformers: a logits processor ------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.runs import records
 
 if TYPE_CHECKING:
     import torch
@@ -117,18 +118,7 @@ class ClassifierForm:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """From ``to_dict``. Raises KeyError, TypeError, ValueError, OverflowError, UsageError for other things."""
-        found = {name: value for name, value in values.items() if name != "format"}
-        kinds = {"atoms": list | tuple, "tokenizer_sha256": str, "made_from": str, "loss": str | None, "trained": dict}
-        for name, kind in kinds.items():
-            if not isinstance(found[name], kind):
-                raise TypeError(f"{name} is a {type(found[name]).__name__}")
-        atoms = tuple(float(each) for each in found["atoms"])
-        return cls(**{**found, "kind": Kind(found["kind"]), "head": Head(found["head"]), "atoms": atoms})
+        return {"format": FORMAT, **records.jsonable(self)}
 
 
 def read_form(folder: Path) -> ClassifierForm:
@@ -145,9 +135,10 @@ def read_form(folder: Path) -> ClassifierForm:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise BadModel(f"{path}: it is of another format than {FORMAT}; it was written by another version of gpuherd")
     try:
-        return ClassifierForm.from_dict(values)
-    except (KeyError, TypeError, ValueError, OverflowError, UsageError) as problem:
+        form: ClassifierForm = records.read(ClassifierForm, values)
+    except (KeyError, TypeError, ValueError, UsageError) as problem:
         raise BadModel(f"{path} doesn't say what the classifier is: {problem}") from None
+    return form
 
 
 # --- Whether policy and classifier mean the same by a token id: else a classifier guides to nonsense ------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -186,22 +186,6 @@ logger = logging.getLogger(__name__)
 _AT_ONCE = 8192  # tokens that a plain reading reads in one pass
 
 
-class BodyReading(Protocol):
-    """What has been read of each row."""
-
-    def read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Reads on, (rows, new) each; the last token's states, (rows, width)."""
-
-    def branch(self, candidates: torch.Tensor) -> torch.Tensor:
-        """States of candidates (rows, k) for each row's next place, (rows, k, width)."""
-
-    def take(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        """Each row's next token, (rows,); ``counts``: of bool, False for rows that have ended. Follows ``branch``."""
-
-    def select(self, rows: torch.Tensor) -> None:
-        """The rows that go on, in this order; one may be there several times."""
-
-
 class TreeReading:
     """With a cache. A token that is taken and was no candidate is read with the next candidates."""
 
@@ -217,7 +201,7 @@ class TreeReading:
         self._candidates: torch.Tensor | None = None
 
     def read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """See ``BodyReading``."""
+        """Reads on, (rows, new) each; the last token's states, (rows, width)."""
         new = torch.cat([self.mask, mask], dim=1)
         positions = positions_of(new)[:, self.mask.shape[1] :]
         seen: Any = new
@@ -229,7 +213,7 @@ class TreeReading:
         return states[:, -1]
 
     def branch(self, candidates: torch.Tensor) -> torch.Tensor:
-        """See ``BodyReading``."""
+        """States of candidates (rows, k) for each row's next place, (rows, k, width)."""
         waiting = self._pending.shape[1]
         length = self.mask.sum(dim=1, keepdim=True)
         behind = length + self._pending_mask.sum(dim=1, keepdim=True)
@@ -242,7 +226,7 @@ class TreeReading:
         return states[:, waiting:]
 
     def take(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        """See ``BodyReading``."""
+        """Each row's next token, (rows,); ``counts``: of bool, False for rows that have ended. Follows ``branch``."""
         if self._candidates is None:
             raise RuntimeError("a token is taken behind candidates")
         found = self._candidates == tokens[:, None]
@@ -264,7 +248,7 @@ class TreeReading:
         self._candidates = None
 
     def select(self, rows: torch.Tensor) -> None:
-        """See ``BodyReading``."""
+        """The rows that go on, in this order; one may be there several times."""
         self._cache.reorder_cache(rows)
         self.mask, self._positions = self.mask.index_select(0, rows), self._positions.index_select(0, rows)
         self._pending, self._pending_mask = (
@@ -296,13 +280,13 @@ class UncachedReading:
         self._rows: list[list[int]] = [[] for _ in range(rows)]
 
     def read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """See ``BodyReading``."""
+        """See ``TreeReading``."""
         for row, tokens, counted in zip(self._rows, ids.tolist(), mask.tolist(), strict=True):
             row += [token for token, counts in zip(tokens, counted, strict=True) if counts]
         return torch.cat([self._states([row]) for row in self._rows])
 
     def branch(self, candidates: torch.Tensor) -> torch.Tensor:
-        """See ``BodyReading``."""
+        """See ``TreeReading``."""
         found = []
         for row, tokens in zip(self._rows, candidates.tolist(), strict=True):
             texts = [[*row, token] for token in tokens]
@@ -311,13 +295,13 @@ class UncachedReading:
         return torch.stack(found)
 
     def take(self, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        """See ``BodyReading``."""
+        """See ``TreeReading``."""
         for row, token, counted in zip(self._rows, tokens.tolist(), counts.tolist(), strict=True):
             if counted:
                 row.append(token)
 
     def select(self, rows: torch.Tensor) -> None:
-        """See ``BodyReading``."""
+        """See ``TreeReading``."""
         self._rows = [list(self._rows[place]) for place in rows.tolist()]
 
     def _states(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -381,11 +365,11 @@ class ReadingMaker:
         """Whether readings keep keys and values."""
         return self._kinds is not None
 
-    def new(self, rows: int) -> BodyReading:
+    def new(self, rows: int) -> TreeReading | UncachedReading:
         """Of rows without a token."""
-        return (
-            UncachedReading(self._model, rows) if self._kinds is None else TreeReading(self._model, rows, self._kinds)
-        )
+        if self._kinds is None:
+            return UncachedReading(self._model, rows)
+        return TreeReading(self._model, rows, self._kinds)
 
     def _takes_cache(self) -> bool:
         return {"past_key_values", "position_ids"} <= self._model.takes and not getattr(

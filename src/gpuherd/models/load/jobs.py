@@ -33,9 +33,9 @@ from gpuherd.models.memory.kv_cache import Reserve, Workload
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus, node_gpus
 from gpuherd.options import words_of
-from gpuherd.runs.shard_file import Shard
-from gpuherd.runs.shards import ShardedDirectory
+from gpuherd.runs.shards import ShardedWork
 from gpuherd.runs.worker import run_worker
+from gpuherd.units import counted
 
 if TYPE_CHECKING:
     from gpuherd.models.load.loading import Loaded
@@ -131,7 +131,7 @@ def job_request(model: str, options: WorkOptions, workload: Workload, have: Reso
 
 def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Resources) -> JobRequest:
     gpus = len({str(device) for device in device_map.values() if str(device) not in ("cpu", "disk")})
-    said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}, as the device map has it" if gpus else "on the CPU, as asked"
+    said = f"{counted(gpus, 'GPU')}, as the device map has it" if gpus else "on the CPU, as asked"
     return JobRequest(gpus, None, have.places(gpus, options), said)
 
 
@@ -159,7 +159,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Reso
         if options.allow_offload is None or not specs:
             raise
         gpus = options.most_of(len(specs))
-        said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}; what has no room there goes to the {options.allow_offload}"
+        said = f"{counted(gpus, 'GPU')}; what has no room there goes to the {options.allow_offload}"
         return JobRequest(gpus, None, 1, said)
     return JobRequest(demand.gpus, demand.memory_mb, have.places(demand.gpus, options), demand.sentence)
 
@@ -181,70 +181,57 @@ def _reader(adapter: str | None) -> Callable[[str], Architecture]:
     return read
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCall:
-    """The part of a worker's call that is the same for all jobs.
-
-    Attributes:
-        module: the worker, run by ``python -m``.
-        model: the model's name.
-        words: further arguments of the worker, after model, folder, shard, workload and model options.
-        workload: what it does at once.
-        simulate: the GPUs are simulated.
-        identity: what the results depend on.
-        title: the name of a job in progress lines, before its number.
-    """
-
-    module: str
-    model: str
-    words: tuple[str, ...]
-    workload: Workload
-    simulate: bool
-    identity: str
-    title: str
-
-
 def shard_jobs(
-    call: WorkerCall, shards: Sequence[Shard], folder: ShardedDirectory, asks: JobRequest, options: WorkOptions
+    module: str,
+    model: str,
+    work: ShardedWork,
+    asks: JobRequest,
+    workload: Workload,
+    options: WorkOptions,
+    *,
+    title: str,
+    simulate: bool,
 ) -> list[Job]:
-    """A job for each shard that has items. A job is done when the file ``folder.shard_done(number)`` exists."""
+    """A job for each shard that has items. It is done when the file ``shard_done`` of the work's folder exists.
+
+    Args:
+        module: the worker, run by ``python -m``. Its argument list goes through no shell.
+        workload: what a worker does at once.
+        title: the name of a job in progress lines, before its number.
+        simulate: the GPUs are simulated.
+    """
+    shards = work.shards(asks.at_once)
     many = len(shards)
+    given = ShardOptions(
+        **{name: getattr(options, name) for name in ModelOptions.__dataclass_fields__},
+        model=model,
+        folder=str(work.folder.root),
+        shard=0,
+        batch_size=workload.batch,
+        prompt_tokens=workload.prompt_tokens,
+        new_tokens=workload.new_tokens,
+        simulate=simulate,
+    )
+    # ``-P`` keeps Python from importing modules out of the folder that the user happens to be in.
+    program = (sys.executable, "-P", "-m", module)
     return [
         Job(
             name=f"shard-{number:05d}",
-            argv=tuple(worker_words(call, number, folder, options)),
+            argv=(*program, *words_of(replace(given, shard=number), ShardOptions)),
             gpus=asks.gpus,
             memory_mb=asks.memory_mb if asks.gpus else None,
             share=options.share and asks.gpus == 1 and asks.memory_mb is not None,
             cost=float(len(shard.items)),
-            family=call.title,
+            family=title,
             heartbeat_s=options.heartbeat or HEARTBEAT_S,
             retries=options.retries,
-            result=str(folder.shard_done(number)),
-            title=call.title if many == 1 else f"{call.title} {number + 1}/{many}",
-            identity=json.dumps([call.identity, number, many]),
+            result=str(work.folder.shard_done(number)),
+            title=title if many == 1 else f"{title} {number + 1}/{many}",
+            identity=json.dumps([work.identity, number, many]),
         )
         for number, shard in enumerate(shards)
         if shard.items
     ]
-
-
-def worker_words(call: WorkerCall, number: int, folder: ShardedDirectory, options: ModelOptions) -> list[str]:
-    """The argument list of the worker of a shard; it goes through no shell.
-
-    ``-P`` keeps Python from importing modules out of the folder that the user happens to be in.
-    """
-    shard_options = ShardOptions(
-        **{name: getattr(options, name) for name in ModelOptions.__dataclass_fields__},
-        model=call.model,
-        folder=str(folder.root),
-        shard=number,
-        batch_size=call.workload.batch,
-        prompt_tokens=call.workload.prompt_tokens,
-        new_tokens=call.workload.new_tokens,
-        simulate=call.simulate,
-    )
-    return [sys.executable, "-P", "-m", call.module, *words_of(shard_options, ShardOptions), *call.words]
 
 
 # ---- inside a job

@@ -13,7 +13,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.eval.results import REFERENCE
 from gpuherd.posttrain.eval.tables import Comparison, Gathered, Row
 from gpuherd.posttrain.report.reading import RunReport, Training
-from gpuherd.report.charts import BLUE, RED, blank_figure, plain_text
+from gpuherd.report.charts import LINES, blank_figure, label_axes, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,17 +21,6 @@ if TYPE_CHECKING:
 
 MOST_LINES = 8
 _ACROSS = 3
-# After Okabe and Ito, with a stroke each, so that lines differ in grey too.
-_LINES = (
-    (BLUE, "-"),
-    (RED, "--"),
-    ("#009e73", ":"),
-    ("#cc79a7", "-."),
-    ("#e69f00", (0, (6, 2))),
-    ("#56b4e9", (0, (1, 2))),
-    ("#8c6bb1", (0, (3, 1, 1, 1))),
-    ("#7f7f7f", (0, (8, 3))),
-)
 _LEARNING = ("reward", "loss", "kl", "entropy", "value_loss")
 
 
@@ -81,7 +70,7 @@ def _sweeps(gathered: Gathered, comparison: Comparison) -> dict[str, list[Row]]:
 
 
 def _draw_divergence(axes: Axes, comparison: Comparison, sweeps: dict[str, list[Row]]) -> None:
-    for (name, rows), (colour, stroke) in zip(sorted(sweeps.items()), cycle(_LINES), strict=False):
+    for (name, rows), (colour, stroke) in zip(sorted(sweeps.items()), cycle(LINES), strict=False):
         kl, height = ([row.figures[key] for row in rows] for key in ("kl", comparison.metric))
         x, y = ([each.value or 0.0 for each in figures] for figures in (kl, height))
         reach = [
@@ -104,13 +93,14 @@ def _draw_divergence(axes: Axes, comparison: Comparison, sweeps: dict[str, list[
         most = max((each.interval.high if each.interval else each.value or 0.0 for each in figures), default=1.0)
         axes.set_ylim(0, 1.06 * most if 0 < most < 0.4 else 1)
     axes.set_title(plain_text(f"{comparison.family}, {comparison.evaluated_on}", 48), fontsize=9, loc="left")
-    _finish(axes, "KL from the reference, nats", comparison.metric)
+    label_axes(axes, "KL from the reference, nats", comparison.metric)
+    axes.legend(fontsize=6)
 
 
 def _draw_learning(axes: Axes, name: str, trainings: Sequence[Training]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for training, (colour, stroke) in zip(trainings, _LINES, strict=False):
+    for training, (colour, stroke) in zip(trainings, LINES, strict=False):
         points = training.series.get(name)
         if not points:
             continue
@@ -121,12 +111,5 @@ def _draw_learning(axes: Axes, name: str, trainings: Sequence[Training]) -> None
         )  # fmt: skip
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(plain_text(name), fontsize=9, loc="left")
-    _finish(axes, "step", plain_text(name))
-
-
-def _finish(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=8)
-    axes.set_ylabel(y, fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.grid(alpha=0.25)
+    label_axes(axes, "step", plain_text(name))
     axes.legend(fontsize=6)

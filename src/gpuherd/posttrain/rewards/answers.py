@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.grading.formulas import FormulaProcess, math_judge
-from gpuherd.qa.grading.rules import RULES, Ruling
-from gpuherd.qa.grading.verdicts import Verdict
+from gpuherd.qa.grading.rules import RULES
+from gpuherd.qa.grading.verdicts import Ruling, Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.span import answer_in
 

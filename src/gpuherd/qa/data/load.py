@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -36,49 +37,40 @@ from gpuherd.qa.record import Question
 ContextRule = Literal["auto", "yes", "no"]
 
 
+# An option of a group.
+_questions = partial(option, group="questions")
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuestionOptions:
     """Which questions are asked, and which are shown as examples. Raises UsageError for numbers out of range."""
 
-    dataset: str = option(
+    dataset: str = _questions(
         help="a name (trivia_qa, squad_v2, nq_open, svamp, coqa, sciq, bioasq, gsm8k, truthful_qa), a data set of the "
         "Hub as org/name or org/name:config, a folder of one (or FOLDER:CONFIG), or a file: JSONL, JSON, CSV, TSV or "
         "Parquet with question, answers and perhaps context and id",
         metavar="NAME|FILE",
-        group="questions",
     )
-    split: str | None = option(
-        None, help="split of a data set of the Hub (default: the one that is usually asked)", group="questions"
+    split: str | None = _questions(None, help="split of a data set of the Hub (default: the one that is usually asked)")
+    revision: str | None = _questions(None, help="branch, tag or commit of a data set of the Hub", metavar="COMMIT")
+    limit: int | None = _questions(
+        None, help="ask N questions at most: the first ones, or random ones with --shuffle", parse=int, metavar="N"
     )
-    revision: str | None = option(
-        None, help="branch, tag or commit of a data set of the Hub", metavar="COMMIT", group="questions"
-    )
-    limit: int | None = option(
-        None,
-        help="ask N questions at most: the first ones, or random ones with --shuffle",
-        parse=int,
-        metavar="N",
-        group="questions",
-    )
-    shuffle: bool = option(
-        False, help="ask in a random order (--seed), so that --limit is a random sample", group="questions"
-    )
-    few_shot: int = option(
+    shuffle: bool = _questions(False, help="ask in a random order (--seed), so that --limit is a random sample")
+    few_shot: int = _questions(
         0,
         help="begin each prompt with K example questions and answers, drawn by --seed from the data set's training "
         "split; examples drawn from the questions themselves are not asked",
         parse=int,
         metavar="K",
-        group="questions",
     )
-    few_shot_file: str | None = option(None, help="draw the examples from this file", metavar="FILE", group="questions")
-    context: ContextRule = option(
+    few_shot_file: str | None = _questions(None, help="draw the examples from this file", metavar="FILE")
+    context: ContextRule = _questions(
         "auto",
         help="put the context of each question into the prompt; auto: if the questions are about it (squad_v2, coqa, "
         "files)",
         choices=("auto", "yes", "no"),
         alone="yes",
-        group="questions",
     )
 
     def __post_init__(self) -> None:

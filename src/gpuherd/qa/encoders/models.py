@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from gpuherd.errors import BadModel, MissingModel, naming_extras
-from gpuherd.lm.forward import halved, plan_batches
+from gpuherd.errors import BadModel, naming_extras
+from gpuherd.lm.forward import halving, plan_batches
 from gpuherd.models.load.pretrained import no_progress_bars
 from gpuherd.models.names import quoted
 from gpuherd.qa.encoders.files import (
@@ -24,7 +24,6 @@ from gpuherd.qa.encoders.files import (
     longest_input,
     nli_labels,
 )
-from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,6 +79,9 @@ def padding_id(tokenizer: Any, name: str) -> int:
 
 # --- in memory --------------------------------------------------------------------------------------------------------
 
+Pair = tuple[str, str]
+Read = Callable[[Any, "torch.Tensor"], "torch.Tensor"]  # of a model's output and the attention mask (b, t) makes (b, d)
+
 EXTRAS = {"torch": "qa", "transformers": "qa"}
 # Of a batch, padding counted; a transformer encoder's activations are then well below 1 GB.
 _MOST_TOKENS = 1 << 15
@@ -92,6 +94,7 @@ class Network:
         files: where it lies.
         head: with its head for sequence classification.
         rows: the most inputs in one pass.
+        cut: see ``inputs_of``.
 
     Raises:
         MissingExtra: torch or transformers is not there.
@@ -99,54 +102,55 @@ class Network:
         BadModel: transformers can't load it, or the checkpoint lacks weights that would be made up at random.
     """
 
-    def __init__(self, files: EncoderFiles, *, head: bool, rows: int = 64) -> None:
+    def __init__(self, files: EncoderFiles, *, head: bool, rows: int = 64, cut: bool = False) -> None:
         with naming_extras(EXTRAS, "comparing texts with models takes"):
             import torch
             import transformers
+        from gpuherd.models.load.identity import tokenizer_in
+
         self.name = files.name
         self.rows = rows
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.tokenizer = _tokenizer(files)
+        self.tokenizer = tokenizer_in(files.folder)
         self.padding = padding_id(self.tokenizer, files.name)
         loader = transformers.AutoModelForSequenceClassification if head else transformers.AutoModel
         self.model = _model(loader, files, torch.float32).to(self.device).eval()
-
-    @property
-    def tokenizer_limit(self) -> int | None:
-        """The most tokens that the tokenizer's settings name."""
         limit = getattr(self.tokenizer, "model_max_length", None)
-        return None if limit is None else int(limit)
+        sentence = None if head else files.settings("sentence_bert_config.json")
+        self._longest = longest_input(files.config, None if limit is None else int(limit), sentence)
+        self._cut = cut
 
-    def run(self, inputs: Sequence[Input], read: Callable[[Any, torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
+    def of_pairs(self, pairs: Sequence[Pair], read: Read) -> list[NDArray[np.float32] | None]:
+        """``of_texts`` for both texts of each pair in one input; equal pairs are computed once."""
+        unique = list(dict.fromkeys(pairs))
+        firsts, seconds = [pair[0] for pair in unique], [pair[1] for pair in unique]
+        found = dict(zip(unique, self.of_texts(firsts, read, seconds), strict=True))
+        return [found[pair] for pair in pairs]
+
+    def of_texts(
+        self, texts: Sequence[str], read: Read, others: Sequence[str] | None = None
+    ) -> list[NDArray[np.float32] | None]:
+        """The output of ``read`` for each text, (d,) float32; None where it is too long for the model."""
+        inputs = inputs_of(self.tokenizer, texts, others, longest=self._longest, cut=self._cut)
+        fitting = [given for given in inputs if given is not None]
+        rows = iter(self.run(fitting, read) if fitting else ())
+        return [None if given is None else next(rows) for given in inputs]
+
+    def run(self, inputs: Sequence[Input], read: Read) -> NDArray[np.float32]:
         """The output of ``read`` for each input: float32, (n, d), in the order of the inputs.
 
         Args:
             inputs: one or more.
-            read: of the model's output and the attention mask (b, t) makes an output of shape (b, d).
+            read: what is taken of the model's output.
         """
         import numpy as np
 
         lengths = [len(each.token_ids) for each in inputs]
-        waiting = list(plan_batches(lengths, rows=self.rows, most_tokens=_MOST_TOKENS))
-        rows: list[NDArray[np.float32] | None] = [None] * len(inputs)
-        while waiting:
-            batch = waiting.pop(0)
-            try:
-                found = self._pass([inputs[number] for number in batch], read)
-            except (RuntimeError, MemoryError) as problem:
-                if len(batch) == 1 or not is_out_of_memory(problem):
-                    raise
-                found = None
-            if found is None:
-                # Outside the handler: a traceback keeps the tensors of the failed batch alive.
-                _release()
-                waiting[:0] = halved(batch)
-                continue
-            for number, row in zip(batch, found, strict=True):
-                rows[number] = row
-        return np.stack([row for row in rows if row is not None])
+        batches = plan_batches(lengths, rows=self.rows, most_tokens=_MOST_TOKENS)
+        found = halving(batches, lambda batch: list(self._pass([inputs[number] for number in batch], read)))
+        return np.stack([found[number] for number in range(len(inputs))])
 
-    def _pass(self, inputs: Sequence[Input], read: Callable[[Any, torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
+    def _pass(self, inputs: Sequence[Input], read: Read) -> NDArray[np.float32]:
         import torch
 
         longest = max(len(each.token_ids) for each in inputs)
@@ -166,26 +170,6 @@ class Network:
             raise BadModel(f"{quoted(self.name)} gives numbers that are not finite; its weights are damaged")
         found: NDArray[np.float32] = output.cpu().numpy()
         return found
-
-
-def _release() -> None:
-    """Gives back the memory of a batch that did not fit."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _tokenizer(files: EncoderFiles) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(files.folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as problem:
-        raise MissingModel(f"{quoted(files.name)} has no tokenizer that transformers can use: {problem}") from None
 
 
 def _model(loader: Any, files: EncoderFiles, dtype: Any) -> Any:
@@ -219,8 +203,6 @@ def _model(loader: Any, files: EncoderFiles, dtype: Any) -> Any:
 # which lies in [0, 1] as it is: to divide it by 5, as if it were a score from 0 to 5, makes all relevances the same.
 # A bi-encoder's is the cosine of two vectors; where that is below 0 it is 0.
 
-Pair = tuple[str, str]
-
 
 class Similarity(Protocol):
     """A model that compares texts."""
@@ -234,21 +216,12 @@ class CrossEncoder:
 
     def __init__(self, files: EncoderFiles, *, cut: bool = False, rows: int = 64) -> None:
         check_cross_encoder(files.name, files.config)
-        self._network = Network(files, head=True, rows=rows)
-        self._cut = cut
-        self._longest = longest_input(files.config, self._network.tokenizer_limit)
+        self._network = Network(files, head=True, rows=rows, cut=cut)
 
     def of_pairs(self, pairs: Sequence[Pair]) -> list[float | None]:
         """g of each pair: (first, second) as given, which a cross-encoder may tell from (second, first)."""
-        unique = list(dict.fromkeys(pairs))
-        firsts, seconds = [pair[0] for pair in unique], [pair[1] for pair in unique]
-        inputs = inputs_of(self._network.tokenizer, firsts, seconds, longest=self._longest, cut=self._cut)
-        fitting = [(pair, given) for pair, given in zip(unique, inputs, strict=True) if given is not None]
-        if not fitting:
-            return [None] * len(pairs)
-        logits = self._network.run([given for _, given in fitting], _logits)
-        found = dict(zip([pair for pair, _ in fitting], _sigmoid(logits[:, 0]).tolist(), strict=True))
-        return [found.get(pair) for pair in pairs]
+        rows = self._network.of_pairs(pairs, _logits)
+        return [None if row is None else float(_sigmoid(row)[0]) for row in rows]
 
 
 class BiEncoder:
@@ -262,9 +235,7 @@ class BiEncoder:
         sentence = files.settings("sentence_bert_config.json")
         prompts = files.settings("config_sentence_transformers.json")
         self._how = embedding_of(files.name, modules, poolings, sentence, prompts)
-        self._network = Network(files, head=False, rows=rows)
-        self._cut = cut
-        self._longest = longest_input(files.config, self._network.tokenizer_limit, sentence)
+        self._network = Network(files, head=False, rows=rows, cut=cut)
 
     def of_pairs(self, pairs: Sequence[Pair]) -> list[float | None]:
         """Cosine of each pair, cut off below 0 and above 1."""
@@ -284,15 +255,7 @@ class BiEncoder:
     def vectors(self, texts: Sequence[str]) -> list[NDArray[np.float32] | None]:
         """The vector of each text, float32, of length 1; None where the text is too long for the model."""
         said = [self._how.prefix + (text.lower() if self._how.lower_case else text) for text in texts]
-        inputs = inputs_of(self._network.tokenizer, said, None, longest=self._longest, cut=self._cut)
-        fitting = [number for number, given in enumerate(inputs) if given is not None]
-        found: list[NDArray[np.float32] | None] = [None] * len(texts)
-        if fitting:
-            read = _mean if self._how.pooling is Pooling.MEAN else _first
-            rows = self._network.run([given for given in inputs if given is not None], read)
-            for number, row in zip(fitting, rows, strict=True):
-                found[number] = row
-        return found
+        return self._network.of_texts(said, _mean if self._how.pooling is Pooling.MEAN else _first)
 
 
 def similarity_model(
@@ -406,29 +369,14 @@ class NliModel:
         self, files: EncoderFiles, *, condition_on_question: bool = False, cut: bool = False, rows: int = 64
     ) -> None:
         self._labels = nli_labels(files.name, files.config)
-        self._network = Network(files, head=True, rows=rows)
+        self._network = Network(files, head=True, rows=rows, cut=cut)
         self._with_question = condition_on_question
-        self._cut = cut
-        self._longest = longest_input(files.config, self._network.tokenizer_limit)
 
     def relations(self, queries: Sequence[EntailmentQuery]) -> list[NliRelation | None]:
         """The relation of each (premise, hypothesis). Equal inputs are computed once."""
-        pairs = [self._texts(each) for each in queries]
-        unique = list(dict.fromkeys(pairs))
-        firsts, seconds = [pair[0] for pair in unique], [pair[1] for pair in unique]
-        inputs = inputs_of(self._network.tokenizer, firsts, seconds, longest=self._longest, cut=self._cut)
-        fitting = [(pair, given) for pair, given in zip(unique, inputs, strict=True) if given is not None]
-        if not fitting:
-            return [None] * len(pairs)
-        rows = self._network.run([given for _, given in fitting], _probabilities)
-        labels = self._labels
-        found = {
-            pair: NliRelation(
-                float(row[labels.entailment]), float(row[labels.neutral]), float(row[labels.contradiction])
-            )
-            for (pair, _), row in zip(fitting, rows, strict=True)
-        }
-        return [found.get(pair) for pair in pairs]
+        rows = self._network.of_pairs([self._texts(each) for each in queries], _probabilities)
+        labels = (self._labels.entailment, self._labels.neutral, self._labels.contradiction)
+        return [None if row is None else NliRelation(*(float(row[label]) for label in labels)) for row in rows]
 
     def _texts(self, query: EntailmentQuery) -> tuple[str, str]:
         before = f"{query.question.strip()} " if self._with_question else ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -64,81 +65,72 @@ def resample_count(word: str) -> int:
     return number
 
 
+# An option of a group.
+_evaluated = partial(option, group="what")
+_figures = partial(option, group="figures")
+_output = partial(option, group="output")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(RunsOptions):
     """An evaluation of one run."""
 
-    judge: tuple[str, ...] = option(
+    judge: tuple[str, ...] = _evaluated(
         (),
         help="judgings to evaluate under: a name, the beginning of one, or the judge (default: the only one there is)",
         many=True,
         metavar="J",
-        group="what",
     )
-    scores: str | None = option(None, help="the scoring (default: the latest)", metavar="NAME", group="what")
-    measures: tuple[str, ...] = option(
+    scores: str | None = _evaluated(None, help="the scoring (default: the latest)", metavar="NAME")
+    measures: tuple[str, ...] = _evaluated(
         (),
         help="measures by name, or by the beginning of several names (default: all of the scoring)",
         many=True,
         metavar="M",
-        group="what",
     )
-    not_attempted: NotAttempted = option(
-        "exclude",
-        help="answers that were not attempted: left out, or counted as wrong",
-        choices=get_args(NotAttempted),
-        group="what",
+    not_attempted: NotAttempted = _evaluated(
+        "exclude", help="answers that were not attempted: left out, or counted as wrong", choices=get_args(NotAttempted)
     )
-    against: str = option(AGAINST, help="the measure that all others are compared with", metavar="M", group="what")
-    bootstrap: int = option(
-        1000, help="resamples of the questions for each interval", parse=resample_count, metavar="N", group="figures"
+    against: str = _evaluated(AGAINST, help="the measure that all others are compared with", metavar="M")
+    bootstrap: int = _figures(
+        1000, help="resamples of the questions for each interval", parse=resample_count, metavar="N"
     )
-    confidence: float = option(
-        0.95, help="of every interval, between 0 and 1", parse=open_share, metavar="P", group="figures"
-    )
-    interval: IntervalWord = option(
+    confidence: float = _figures(0.95, help="of every interval, between 0 and 1", parse=open_share, metavar="P")
+    interval: IntervalWord = _figures(
         "bca",
         help="how intervals are taken from the resamples: bias-corrected and accelerated, or plain quantiles",
         choices=get_args(IntervalWord),
-        group="figures",
     )
-    seed: int = option(0, help="of resamples and folds", parse=count, metavar="N", group="figures")
-    calibration: Calibration = option(
+    seed: int = _figures(0, help="of resamples and folds", parse=count, metavar="N")
+    calibration: Calibration = _figures(
         "isotonic",
         help="what makes probabilities of scores, fitted on other answers, for the calibration error",
         choices=get_args(Calibration),
-        group="figures",
     )
-    coverages: str = option(
+    coverages: str = _figures(
         "0.5,0.8,0.9",
         help="shares of the answers, the least uncertain ones, whose accuracy is reported; with commas",
         parse=listed(coverage),
         metavar="P,P,…",
-        group="figures",
     )
-    prefixes: str = option(
+    prefixes: str = _figures(
         "1,3,5,10",
         help="AUROC of the NLL of so many first tokens; with commas",
         parse=listed(positive_int),
         metavar="N,N,…",
-        group="figures",
     )
-    name: str | None = option(
-        None,
-        help="name of the evaluation's files (default: 8 hex digits of all it depends on)",
-        metavar="NAME",
-        group="output",
+    name: str | None = _output(
+        None, help="name of the evaluation's files (default: 8 hex digits of all it depends on)", metavar="NAME"
     )
-    csv: Path | None = option(None, help="write the table here too", parse=Path, metavar="FILE", group="output")
-    plot: Path | None = option(
+    csv: Path | None = _output(None, help="write the table here too", parse=Path, metavar="FILE")
+    plot: Path | None = _output(
         None,
         help="draw ROC and rejection curves and all AUROCs with intervals into this file: *.png, *.svg or *.pdf",
         parse=Path,
         metavar="FILE",
-        group="output",
     )
-    page: bool = option(False, help="insist on the page: an error where it can't be made", group="output")
-    no_page: bool = option(False, help="write no page", group="output")
+    page: bool = _output(False, help="insist on the page: an error where it can't be made")
+    no_page: bool = _output(False, help="write no page")
 
     def __post_init__(self) -> None:
         if self.page and self.no_page:
@@ -149,14 +141,6 @@ class EvaluateOptions(RunsOptions):
     @property
     def settings(self) -> EvaluateSettings:
         """The options on which the figures depend."""
-        return EvaluateSettings(
-            not_attempted=self.not_attempted,
-            confidence=self.confidence,
-            bootstrap=self.bootstrap,
-            interval=self.interval,
-            seed=self.seed,
-            against=self.against,
-            calibration=self.calibration,
-            coverages=values(self.coverages, coverage),
-            prefixes=values(self.prefixes, positive_int),
-        )
+        given = {each.name: getattr(self, each.name) for each in fields(EvaluateSettings)}
+        coverages, prefixes = values(self.coverages, coverage), values(self.prefixes, positive_int)
+        return EvaluateSettings(**(given | {"coverages": coverages, "prefixes": prefixes}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -290,63 +290,6 @@ def _rejection_curve(curves: metrics.Grouped) -> tuple[CurvePoint, ...]:
 # the figures, since beyond them nothing new is measured.
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixNll:
-    """NLL of the first tokens of some answers.
-
-    Attributes:
-        length: so many tokens.
-        nll: a token, of each answer; None for one without tokens.
-        shorter: how many answers (with tokens) end before, and stand with all that they have.
-    """
-
-    length: int
-    nll: tuple[float | None, ...]
-    shorter: int
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """NLL of some answers, token by token.
-
-    Attributes:
-        nll: float64 (answers, places); 0 where there is no token.
-        there: bool (answers, places): where there is one.
-    """
-
-    nll: NDArray[np.float64]
-    there: NDArray[np.bool_]
-
-
-def prefix(answers: Sequence[ScoredText], length: int) -> PrefixNll:
-    """Mean NLL of each answer's first ``length`` tokens: ``-(1/k) sum_{i<k} l_i`` with ``k = min(length, N)``.
-
-    Raises ValueError for a length below 1.
-    """
-    if length < 1:
-        raise ValueError("a prefix has at least one token")
-    return PrefixNll(
-        length,
-        tuple(_mean_nll(answer.log_probs[:length]) for answer in answers),
-        sum(0 < len(answer.log_probs) < length for answer in answers),
-    )
-
-
-def places(answers: Sequence[ScoredText], most: int | None = None) -> Places:
-    """The NLL of each answer's token at each place, up to the longest answer's end or ``most`` places."""
-    longest = max((len(answer.log_probs) for answer in answers), default=0)
-    width = longest if most is None else min(most, longest)
-    lengths = np.array([min(len(answer.log_probs), width) for answer in answers], dtype=np.int64)
-    there = np.arange(width)[None, :] < lengths[:, None]
-    nll = np.zeros((len(answers), width))
-    nll[there] = [-value for answer in answers for value in answer.log_probs[:width]]
-    return Places(nll, there)
-
-
-def _mean_nll(log_probs: Sequence[float]) -> float | None:
-    return -math.fsum(log_probs) / len(log_probs) if log_probs else None
-
-
 MOST_POSITIONS = 512  # beyond that hardly any answer has a token, and no page shows it
 
 
@@ -363,18 +306,10 @@ def prefixes(
     chosen, labels = _with_tokens(answers, wrong)
     found = []
     for length in settings.prefixes:
-        part = prefix(chosen, length)
-        mean = np.array(part.nll, dtype=np.float64)
         tokens = np.array([min(len(answer.log_probs), length) for answer in chosen])
-        found.append(
-            PrefixAuroc(
-                length,
-                len(chosen),
-                part.shorter,
-                nll=auroc_figure(mean * tokens, labels, settings),
-                mean_nll=auroc_figure(mean, labels, settings),
-            )
-        )
+        mean = np.array([-math.fsum(answer.log_probs[:length]) for answer in chosen]) / tokens
+        figures_of = [auroc_figure(values, labels, settings) for values in (mean * tokens, mean)]
+        found.append(PrefixAuroc(length, len(chosen), int((tokens < length).sum()), *figures_of))
     return tuple(found)
 
 
@@ -385,22 +320,18 @@ def positions(
     chosen, labels = _with_tokens(answers, wrong)
     if not chosen:
         return ()
-    table = places(chosen, MOST_POSITIONS)
+    longest = max(len(answer.log_probs) for answer in chosen)
+    table = np.full((len(chosen), min(longest, MOST_POSITIONS)), np.nan)  # NaN where there is no token
+    for row, answer in zip(table, chosen, strict=True):
+        some = answer.log_probs[: row.size]
+        row[: len(some)] = np.negative(some)
     found = []
-    for at in range(table.nll.shape[1]):
-        there = table.there[:, at]
-        right, wrongs = (table.nll[there & (labels == label), at] for label in (False, True))
+    for at, column in enumerate(table.T):
+        right, wrongs = (column[~np.isnan(column) & (labels == label)] for label in (False, True))
         if right.size + wrongs.size < 2:
             break
-        found.append(
-            AtPosition(
-                at,
-                right.size,
-                wrongs.size,
-                mean_figure(right, settings.confidence),
-                mean_figure(wrongs, settings.confidence),
-            )
-        )
+        means = [mean_figure(values, settings.confidence) for values in (right, wrongs)]
+        found.append(AtPosition(at, right.size, wrongs.size, *means))
     return tuple(found)
 
 

@@ -12,12 +12,13 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
-from gpuherd.qa.folder import QADirectory
+from gpuherd.qa.folder import QADirectory, parsed, read_parsed
 from gpuherd.qa.grading.label_quality import LabelWarning, VerdictCounts
 from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval
 from gpuherd.runs import records
@@ -289,17 +290,9 @@ def values_of(evaluation: RunEvaluation) -> dict[str, Any]:
 
 def evaluation_of(values: Any) -> RunEvaluation:
     """The evaluation that ``values_of`` made these of. Raises BadEvaluation."""
-    if not isinstance(values, dict) or not isinstance(values.get("format"), int):
-        raise BadEvaluation("it is no evaluation of gpuherd")
-    if values["format"] > FORMAT:
-        raise BadEvaluation(
-            f"it is of a newer gpuherd (format {values['format']}, known here: {FORMAT}); update gpuherd"
-        )
-    try:
-        evaluation: RunEvaluation = records.read(RunEvaluation, values, [CurvePoint])
-    except (TypeError, ValueError, KeyError, RecursionError) as problem:
-        raise BadEvaluation(f"it is no whole evaluation: {type(problem).__name__}: {problem}") from None
-    return evaluation
+    decode = partial(records.read, RunEvaluation, as_lists=[CurvePoint])
+    found: RunEvaluation = parsed(values, "evaluation", BadEvaluation, decode, FORMAT)
+    return found
 
 
 # A spreadsheet takes a cell that begins so for a formula; the last four are wide forms of the first.
@@ -332,14 +325,7 @@ def refuse_other_evaluation(folder: QADirectory, name: str, identity: str) -> No
 
 def read_evaluation(path: Path) -> RunEvaluation:
     """The evaluation in a JSON file. Raises BadEvaluation."""
-    try:
-        return evaluation_of(json.loads(path.read_bytes()))
-    except OSError as problem:
-        raise BadEvaluation(f"can't read {path}: {problem.strerror}") from None
-    except (ValueError, RecursionError) as problem:
-        raise BadEvaluation(f"{path} is no JSON: {problem}; remove it and evaluate again") from None
-    except BadEvaluation as problem:
-        raise BadEvaluation(f"{path}: {problem}") from None
+    return read_parsed(path, BadEvaluation, "remove it and evaluate again", evaluation_of)
 
 
 def write_csv(path: Path, evaluation: RunEvaluation) -> None:

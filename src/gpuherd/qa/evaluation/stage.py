@@ -28,7 +28,7 @@ from gpuherd.qa.evaluation.result import (
     write_evaluation,
 )
 from gpuherd.qa.grading.audit import audits
-from gpuherd.qa.grading.files import BadJudging, JudgingMeta, judging_named, judgings_of, judgments
+from gpuherd.qa.grading.files import BadJudging, JudgingMeta, judging_named, judgings_of
 from gpuherd.qa.grading.label_quality import (
     OF_CLASSES,
     JudgeVerdicts,
@@ -39,10 +39,10 @@ from gpuherd.qa.grading.label_quality import (
 )
 from gpuherd.qa.grading.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.evidence import ScoredText, answer_of
-from gpuherd.qa.measures.registry import measures
+from gpuherd.qa.measures.registry import ScoreTable, measures
 from gpuherd.qa.numbers import rule_for
 from gpuherd.qa.runs import Run, open_run
-from gpuherd.qa.scoring.files import BadScoring, ScoreTable, scores, scoring_named
+from gpuherd.qa.scoring.files import BadScoring, scores, scoring_named
 from gpuherd.runs.console import track
 from gpuherd.runs.spec import digest_of, versions
 from gpuherd.runs.stage import Stage, StageOutcome
@@ -249,23 +249,19 @@ def _with_warnings(run: Run, metas: Sequence[JudgingMeta], which: str, console: 
     found = []
     for audited in audits(run, metas, console, which):
         meta = audited.meta
-        said = [each for each in judgments(run.folder, meta) if each.which == which]
-        if not said:
+        if not audited.judged.judgments:
             raise UsageError(
                 f"judging {meta.name} is of {meta.answers}, and scores are of {which} answers; "
                 f"gpuherd judge {run.run_id} {meta.judge} judges these"
             )
-        found.append(
-            AuditedJudging(JudgeVerdicts(meta.name, meta.kind.value, said), meta.judge, audited.audit.warnings)
-        )
+        found.append(AuditedJudging(audited.judged, meta.judge, audited.audit.warnings))
     return found
 
 
 # --- the stage --------------------------------------------------------------------------------------------------------
 
-_FIGURES = (
-    2  # the set of figures of an evaluation: part of its identity, so that older files are not taken for new ones
-)
+# The set of figures of an evaluation: part of its identity, so that older files are not taken for new ones.
+_FIGURES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +347,7 @@ class EvaluationStage(Stage[EvaluationOutcome]):
         table = scores(run.folder, scoring)
         if list(table.ids) != ids:
             raise BadScoring(f"scoring {scoring.name} is not of the questions of run {run.run_id}; score again")
-        which = "greedy" if answers[0].greedy is not None else "sample-0"
+        which = answers[0].main_name
         exact = {alias: each.name for each in measures() for alias in (each.name, *each.aliases)}
         self.settings = replace(options.settings, against=exact.get(options.against, options.against))
         names = chosen_measures(table, [exact.get(word, word) for word in options.measures], self.settings.against)

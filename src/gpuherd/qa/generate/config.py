@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -63,37 +64,38 @@ def _mode(word: str) -> Mode:
         raise ValueError(f"{word!r} is none of {', '.join(Mode)}") from None
 
 
+# An option of a group.
+_guidance = partial(option, group="guidance")
+_answers = partial(option, group="answers")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GuideOptions:
     """How a classifier guides the answers. Raises UsageError for other options of guidance without ``--guide``."""
 
-    guide: str | None = option(
+    guide: str | None = _guidance(
         None,
         help="guide the answers by the classifier (Q#, PITA, CD) in this folder; the log-probs stay those of the model",
         metavar="CLASSIFIER",
-        group="guidance",
     )
-    eta: float | None = option(
+    eta: float | None = _guidance(
         None,
         help="weight of the divergence from the model, as in the papers: small values guide strongly (default: 0.1)",
         parse=number,
         metavar="ETA",
-        group="guidance",
     )
-    guide_mode: Mode | None = option(
+    guide_mode: Mode | None = _guidance(
         None,
         help="term that is added to a candidate's log-prob (default: bernoulli, or distributional if the classifier "
         "predicts several rewards; expectation is CD)",
         parse=_mode,
         choices=tuple(Mode),
-        group="guidance",
     )
-    guide_top_k: int | None = option(
+    guide_top_k: int | None = _guidance(
         None,
         help="the N most probable tokens of the model are the candidates of each step (default: 20)",
         parse=whole_number,
         metavar="N",
-        group="guidance",
     )
 
     def __post_init__(self) -> None:
@@ -124,39 +126,29 @@ GUIDING = tuple(each.name for each in fields(GuideOptions))
 class AnswerOptions:
     """How answers are decoded."""
 
-    greedy: bool = option(False, help="decode one answer greedily (also without --samples)", group="answers")
-    samples: int = option(0, help="sample K answers to each question", parse=count, metavar="K", group="answers")
-    temperature: float = option(
-        1.0,
-        help="sampling temperature; the recorded log-probs are those of the model at temperature 1",
-        parse=number,
-        group="answers",
+    greedy: bool = _answers(False, help="decode one answer greedily (also without --samples)")
+    samples: int = _answers(0, help="sample K answers to each question", parse=count, metavar="K")
+    temperature: float = _answers(
+        1.0, help="sampling temperature; the recorded log-probs are those of the model at temperature 1", parse=number
     )
-    top_p: float = option(
-        1.0, help="sample from the most probable tokens with this total probability", parse=number, group="answers"
+    top_p: float = _answers(1.0, help="sample from the most probable tokens with this total probability", parse=number)
+    top_k: int = _answers(0, help="sample from the N most probable tokens (0: all)", parse=count, metavar="N")
+    max_new_tokens: int = _answers(
+        64, help="maximum tokens of an answer, with its end token", parse=positive_int, metavar="N"
     )
-    top_k: int = option(
-        0, help="sample from the N most probable tokens (0: all)", parse=count, metavar="N", group="answers"
-    )
-    max_new_tokens: int = option(
-        64, help="maximum tokens of an answer, with its end token", parse=positive_int, metavar="N", group="answers"
-    )
-    stop: tuple[str, ...] = option(
+    stop: tuple[str, ...] = _answers(
         (),
         help=r"end an answer before any of these texts (\n is a line break; default: those of the prompt's style)",
         parse=with_escapes,
         many=True,
         metavar="TEXT",
-        group="answers",
     )
-    seed: int = option(0, help="seed of sampling, examples and order", parse=count, metavar="N", group="answers")
-    exact: bool = option(
-        False,
-        help="decode one question at a time, so that in any dtype no answer depends on its batch or shard",
-        group="answers",
+    seed: int = _answers(0, help="seed of sampling, examples and order", parse=count, metavar="N")
+    exact: bool = _answers(
+        False, help="decode one question at a time, so that in any dtype no answer depends on its batch or shard"
     )
-    backend: BackendName = option(
-        "transformers", help="library that decodes; vllm must be installed", choices=BACKENDS, group="answers"
+    backend: BackendName = _answers(
+        "transformers", help="library that decodes; vllm must be installed", choices=BACKENDS
     )
 
 

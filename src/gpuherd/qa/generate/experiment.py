@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from gpuherd.jobs.records import Outcome
 from gpuherd.lm.backend import beyond_rounding
 from gpuherd.lm.forward import plan_batches
 from gpuherd.lm.vllm import require
-from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
+from gpuherd.models.load.jobs import JobRequest, Resources, job_request, resources_for, shard_jobs
 from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.qa.data.questions import RefusedRow
 from gpuherd.qa.folder import QADirectory
@@ -42,6 +41,7 @@ from gpuherd.runs.shard_file import Shard
 from gpuherd.runs.shards import ShardedWork, items_done, read_plan
 from gpuherd.runs.spec import digest_of
 from gpuherd.runs.stage import Stage, StageOutcome, print_lines
+from gpuherd.units import counted
 
 # ---- output ----------------------------------------------------------------------------------------------------------
 
@@ -58,10 +58,10 @@ def plan_lines(
     longest = prepared.longest
     lines = [
         f"run {config.name()} in {config.runs_dir}",
-        f"{_counted(len(prepared.lengths), 'question')} of {config.dataset}, {len(prepared.refused)} refused; "
+        f"{counted(len(prepared.lengths), 'question')} of {config.dataset}, {len(prepared.refused)} refused; "
         f"{' and '.join(answers)} answer{'s' if how.samples else ''} each, at most {config.max_new_tokens} tokens; "
         f"the longest prompt has {longest} tokens",
-        f"{_counted(shards, 'job')}: {asks.sentence}; {asks.at_once} at once",
+        f"{counted(shards, 'job')}: {asks.sentence}; {asks.at_once} at once",
         f"{answered} of {len(prepared.lengths)} are answered already",
     ]
     if prepared.guide is not None:
@@ -76,7 +76,7 @@ def plan_lines(
             "thought does: then there is no answer; --max-new-tokens 4096 leaves room for both"
         )
     if prepared.cut:
-        lines.append(f"{_counted(prepared.cut, 'prompt')} had to be shortened: their contexts were cut")
+        lines.append(f"{counted(prepared.cut, 'prompt')} had to be shortened: their contexts were cut")
     if prepared.stop:
         lines.append(f"answers end before {', '.join(repr(text) for text in prepared.stop)}, or at {_ends(prepared)}")
     else:
@@ -99,7 +99,7 @@ def done_lines(folder: QADirectory, done: Mapping[str, Any]) -> list[str]:
     if finish.get("nan"):
         ended += f", {finish['nan']} at numbers that are not finite (NaN)"
     things = ((done["questions"], "question"), (counts["answers"], "answer"), (counts["tokens"], "token"))
-    lines = [f"{', '.join(_counted(count, what) for count, what in things)}{_speed(done['shards'])}: {ended}"]
+    lines = [f"{', '.join(counted(count, what) for count, what in things)}{_speed(done['shards'])}: {ended}"]
     remarks = [
         f"{counts[name]} {what}"
         for name, what in (
@@ -121,8 +121,7 @@ def done_lines(folder: QADirectory, done: Mapping[str, Any]) -> list[str]:
     if counts.get("kl_per_answer") is not None:
         kl = beyond_rounding(counts["kl_per_answer"])
         lines.append(f"guided away from the model by {kl:.3g} nats an answer on average (KL)")
-    name, place = folder.root.name, folder.root.parent
-    where = "" if place.name == "runs" and place.parent.samefile(".") else f" --runs-dir {shlex.quote(str(place))}"
+    name, where = folder.root.name, folder.runs_dir_option
     lines += [
         f"answers: {folder.answers}",
         f"next: gpuherd judge {name} {rule_for(questions_in(folder))}{where}   and   gpuherd score {name}{where}",
@@ -150,10 +149,6 @@ def print_refused(console: Console, refused: Sequence[RefusedRow]) -> None:
     if len(refused) > _MOST_REFUSED:
         more = len(refused) - _MOST_REFUSED
         console.print(Text(f"and {more} more, which refused.jsonl names"))
-
-
-def _counted(count: int, what: str) -> str:
-    return f"1 {what}" if count == 1 else f"{count} {what}s"
 
 
 # ---- the stage -------------------------------------------------------------------------------------------------------
@@ -205,9 +200,7 @@ class GenerateExperiment(Stage[GenerateOutcome]):
         console = Console() if console is None else console
         super().__init__(config, self.folder, console, dry_run=config.dry_run, enqueue_only=config.enqueue_only)
         self._kept: Mapping[str, Any] | None = None
-        self._prepared: PreparedRun | None = None
-        self._plan: JobPlan | None = None
-        self.shards: tuple[Shard, ...] = ()
+        self.shards: tuple[Shard, ...] = ()  # none before ``prepare``
 
     # ``run`` raises, besides the errors of all stages:
     #   UsageError: options that contradict each other; a run of this name with other settings, data or model.
@@ -225,12 +218,7 @@ class GenerateExperiment(Stage[GenerateOutcome]):
         return self._complete(self._kept) if self.folder.done.exists() else None
 
     def prepare(self) -> None:
-        def tracked(items: Sequence[Any], title: str) -> Iterable[Any]:
-            return track(self.console, items, title)
-
-        self._prepared = prepare(self.config, self._kept, self.folder, tracked)
-        self._plan = plan_jobs(self.config, self._prepared)
-        self.shards = self.work.shards(self._plan.asks.at_once)
+        self.shards = self.work.shards(self.plan.asks.at_once)
 
     def planned(self) -> GenerateOutcome:
         return GenerateOutcome(never=self.never)
@@ -252,16 +240,11 @@ class GenerateExperiment(Stage[GenerateOutcome]):
 
     def jobs(self) -> Sequence[Job]:
         """A job for each shard. Its worker reads in run.json how answers are decoded."""
-        call = WorkerCall(
-            module=WORKER,
-            model=self.config.model,
-            words=(),
-            workload=self.plan.workload,
-            simulate=self.simulate,
-            identity=self.work.identity,
-            title=Path(self.config.model).name or self.config.model,
+        title = Path(self.config.model).name or self.config.model
+        asks, workload = self.plan.asks, self.plan.workload
+        return shard_jobs(
+            WORKER, self.config.model, self.work, asks, workload, self.config, title=title, simulate=self.simulate
         )
-        return shard_jobs(call, self.shards, self.folder, self.plan.asks, self.config)
 
     def finish(self, jobs: Outcome | None) -> GenerateOutcome:
         whole = jobs is None or jobs.complete
@@ -277,7 +260,7 @@ class GenerateExperiment(Stage[GenerateOutcome]):
     def to_dict(self) -> dict[str, Any]:
         """The plan or the outcome as JSON values, for ``--json``."""
         values: dict[str, Any] = {"run_id": self.folder.root.name, "folder": str(self.folder.root)}
-        if self._plan is not None:
+        if self.shards:
             values |= {
                 "questions": len(self.prepared.lengths),
                 "answered": self._answered(),
@@ -297,19 +280,17 @@ class GenerateExperiment(Stage[GenerateOutcome]):
             }
         return values
 
-    # --- what is known after ``prepare`` ------------------------------------------------------------------------------
+    # --- what ``prepare`` finds out -----------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def prepared(self) -> PreparedRun:
         """Questions and prompts."""
-        assert self._prepared is not None  # noqa: S101 - ``prepare`` has made it
-        return self._prepared
+        return prepare(self.config, self._kept, self.folder, partial(track, self.console))
 
-    @property
+    @cached_property
     def plan(self) -> JobPlan:
         """The request of each job."""
-        assert self._plan is not None  # noqa: S101 - ``prepare`` has made it
-        return self._plan
+        return plan_jobs(self.config, self.prepared)
 
     @cached_property
     def work(self) -> ShardedWork:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def _finish(folder: QADirectory, prepared: PreparedRun, shards: Sequence[Shard])
         "table_sha256": sha256_of(folder.answers_table),
         "questions_sha256": prepared.record["questions_sha256"],
         "prompts_sha256": prepared.record["prompts_sha256"],
-        "counts": {**counts.to_dict(), "refused": len(prepared.refused), "prompts_cut": prepared.cut},
+        "counts": {**counts, "refused": len(prepared.refused), "prompts_cut": prepared.cut},
         "engine": _one_of(records, "engine"),
         "dtype": _one_of(records, "dtype"),
         "batch_size": _one_of(records, "batch_size"),
@@ -97,75 +97,32 @@ def _one_of(records: Sequence[Mapping[str, Any]], name: str) -> Any:
     return different[0] if len(different) == 1 else different
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerCounts:
-    """Counts of a run's answers.
+def count_answers(answers: Iterable[Answered]) -> dict[str, Any]:
+    """Counts of a run's answers, as done.json has them.
 
-    Attributes:
-        tokens: of all answers, with end tokens.
-        finish: answers by why they ended.
-        empty: answers without any text.
-        not_finite: log-probs that were not finite.
-        only_thought: answers whose thought was never closed.
-        guided: answers that a classifier guided.
-        kl: the mean KL divergence of an answer from the model, summed over its tokens, in nats; of the answers whose
-            divergence is finite, None if there is none.
-        kl_not_finite: how many have another divergence.
+    ``tokens``: of all answers, with end tokens. ``finish``: answers by why they ended. ``empty``: without any text.
+    ``only_thought``: their thought was never closed. Of guided ones ``kl_per_answer``: the mean KL divergence of an
+    answer from the model, summed over its tokens, in nats, of the answers whose divergence is finite (None if there is
+    none); ``kl_not_finite``: how many have another.
     """
-
-    questions: int
-    answers: int
-    tokens: int
-    finish: dict[str, int]
-    empty: int
-    not_finite: int
-    guided: int = 0
-    kl: float | None = None
-    kl_not_finite: int = 0
-    only_thought: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        return ({"kl_per_answer": self.kl, "kl_not_finite": self.kl_not_finite} if self.guided else {}) | {
-            "answers": self.answers,
-            "tokens": self.tokens,
-            "finish": self.finish,
-            "empty": self.empty,
-            "log_probs_not_finite": self.not_finite,
-            "only_thought": self.only_thought,
-        }
-
-
-def count_answers(answers: Iterable[Answered]) -> AnswerCounts:
-    """The counts of these answers."""
-    questions = total = tokens = empty = not_finite = only_thought = 0
-    finish: Counter[str] = Counter()
+    finish = dict.fromkeys(map(str, Finish), 0)
+    counts: Counter[str] = Counter()
     divergences: list[float | None] = []
-    for answered in answers:
-        questions += 1
-        for each in answered.which.values():
-            total += 1
-            tokens += len(each.token_ids) + (each.end_id is not None)
-            finish[each.finish.value] += 1
-            empty += not each.text.strip()
-            only_thought += is_only_thought(each)
-            ended = each.end_id is not None and each.end_log_prob is None
-            not_finite += sum(value is None for value in each.log_probs) + ended
-            if each.guided is not None:
-                divergences.append(_divergence(each, each.guided))
+    for each in (each for answered in answers for each in answered.which.values()):
+        finish[each.finish] += 1
+        counts["answers"] += 1
+        counts["tokens"] += len(each.token_ids) + (each.end_id is not None)
+        counts["empty"] += not each.text.strip()
+        without_end = each.end_id is not None and each.end_log_prob is None
+        counts["log_probs_not_finite"] += each.log_probs.count(None) + without_end
+        counts["only_thought"] += is_only_thought(each)
+        if each.guided is not None:
+            divergences.append(_divergence(each, each.guided))
     known = [kl for kl in divergences if kl is not None]
-    return AnswerCounts(
-        questions,
-        total,
-        tokens,
-        {kind.value: finish[kind.value] for kind in Finish},
-        empty,
-        not_finite,
-        guided=len(divergences),
-        kl=math.fsum(known) / len(known) if known else None,
-        kl_not_finite=len(divergences) - len(known),
-        only_thought=only_thought,
-    )
+    mean = math.fsum(known) / len(known) if known else None
+    guided = {"kl_per_answer": mean, "kl_not_finite": len(divergences) - len(known)} if divergences else {}
+    names = ("answers", "tokens", "finish", "empty", "log_probs_not_finite", "only_thought")
+    return guided | {name: finish if name == "finish" else counts[name] for name in names}
 
 
 def _divergence(answer: Generation, guided: GuidedTokens) -> float | None:
@@ -179,11 +136,7 @@ _ROWS_AT_ONCE = 2000
 
 
 def write_table(target: Path, answers: Iterable[Answered], *, guided: bool) -> None:
-    """Writes the table, atomically. ``guided``: whether a classifier guided the answers.
-
-    Columns: number, id, question, answers (texts), context, prompt_sha256, prompt_tokens, prompt_cut, which, text,
-    finish, token_ids (int32), log_probs (float32; null where not finite), ends (int32), end_id, end_log_prob;
-    of guided answers guided_log_probs, guided_kl (float32; null where not finite), guided_end_log_prob, guided_end_kl.
+    """Writes the table, a row an answer, atomically. ``guided``: whether a classifier guided the answers.
 
     Raises CannotWrite, MissingExtra.
     """
@@ -191,90 +144,56 @@ def write_table(target: Path, answers: Iterable[Answered], *, guided: bool) -> N
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-    texts, numbers = pa.list_(pa.string()), pa.list_(pa.float32())
-    schema = pa.schema(
-        [
-            ("number", pa.int32()),
-            ("id", pa.string()),
-            ("question", pa.string()),
-            ("answers", texts),
-            ("context", pa.string()),
-            ("prompt_sha256", pa.string()),
-            ("prompt_tokens", pa.int32()),
-            ("prompt_cut", pa.int32()),
-            ("which", pa.string()),
-            ("text", pa.string()),
-            ("finish", pa.string()),
-            ("token_ids", pa.list_(pa.int32())),
-            ("log_probs", numbers),
-            ("ends", pa.list_(pa.int32())),
-            ("end_id", pa.int32()),
-            ("end_log_prob", pa.float32()),
-            *(
-                [
-                    ("guided_log_probs", numbers),
-                    ("guided_kl", numbers),
-                    ("guided_end_log_prob", pa.float32()),
-                    ("guided_end_kl", pa.float32()),
-                ]
-                if guided
-                else []
-            ),
-        ]
+    columns = _columns(guided=guided)
+    schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
+    rows = (
+        {name: cell(answered, which, each) for name, (_, cell) in columns.items()}
+        for answered in answers
+        for which, each in answered.which.items()
     )
     try:
         with replacing(target) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for rows in _chunks(_rows(answers)):
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            while some := list(islice(rows, _ROWS_AT_ONCE)):
+                writer.write_table(pa.Table.from_pylist(some, schema=schema))
     except OSError as problem:
         raise CannotWrite(f"can't write {target}: {problem.strerror or problem}") from None
 
 
-def _rows(answers: Iterable[Answered]) -> Iterator[dict[str, Any]]:
-    for answered in answers:
-        question, prompt = answered.question, answered.prompt
-        for which, each in answered.which.items():
-            yield {
-                "number": answered.number,
-                "id": _valid_utf8(question.id),
-                "question": _valid_utf8(question.question),
-                "answers": [_valid_utf8(text) for text in question.answers],
-                "context": None if question.context is None else _valid_utf8(question.context),
-                "prompt_sha256": prompt.sha256,
-                "prompt_tokens": prompt.tokens,
-                "prompt_cut": prompt.cut,
-                "which": which,
-                "text": _valid_utf8(each.text),
-                "finish": each.finish.value,
-                "token_ids": each.token_ids,
-                "log_probs": each.log_probs,
-                "ends": each.ends,
-                "end_id": each.end_id,
-                "end_log_prob": each.end_log_prob,
-                **(
-                    {}
-                    if each.guided is None
-                    else {
-                        "guided_log_probs": each.guided.log_probs,
-                        "guided_kl": each.guided.kl,
-                        "guided_end_log_prob": each.guided.end_log_prob,
-                        "guided_end_kl": each.guided.end_kl,
-                    }
-                ),
-            }
+def _columns(*, guided: bool) -> dict[str, tuple[Any, Callable[[Answered, str, Generation], Any]]]:
+    """Of each column its type, and its value for an answer by its name. Log-probs and divergences are null where they
+    are not finite."""
+    import pyarrow as pa
+
+    number, figure, text = pa.int32(), pa.float32(), pa.string()
+    numbers, figures, texts = (pa.list_(kind) for kind in (number, figure, text))
+    columns: dict[str, tuple[Any, Callable[[Answered, str, Generation], Any]]] = {
+        "number": (number, lambda row, _, __: row.number),
+        "id": (text, lambda row, _, __: _valid_utf8(row.question.id)),
+        "question": (text, lambda row, _, __: _valid_utf8(row.question.question)),
+        "answers": (texts, lambda row, _, __: [*map(_valid_utf8, row.question.answers)]),
+        "context": (text, lambda row, _, __: row.question.context and _valid_utf8(row.question.context)),
+        "prompt_sha256": (text, lambda row, _, __: row.prompt.sha256),
+        "prompt_tokens": (number, lambda row, _, __: row.prompt.tokens),
+        "prompt_cut": (number, lambda row, _, __: row.prompt.cut),
+        "which": (text, lambda _, which, __: which),
+        "text": (text, lambda _, __, each: _valid_utf8(each.text)),
+        "finish": (text, lambda _, __, each: each.finish.value),
+        "token_ids": (numbers, lambda _, __, each: each.token_ids),
+        "log_probs": (figures, lambda _, __, each: each.log_probs),
+        "ends": (numbers, lambda _, __, each: each.ends),
+        "end_id": (number, lambda _, __, each: each.end_id),
+        "end_log_prob": (figure, lambda _, __, each: each.end_log_prob),
+    }
+    if guided:
+        columns |= {
+            "guided_log_probs": (figures, lambda _, __, each: each.guided and each.guided.log_probs),
+            "guided_kl": (figures, lambda _, __, each: each.guided and each.guided.kl),
+            "guided_end_log_prob": (figure, lambda _, __, each: each.guided and each.guided.end_log_prob),
+            "guided_end_kl": (figure, lambda _, __, each: each.guided and each.guided.end_kl),
+        }
+    return columns
 
 
 def _valid_utf8(text: str) -> str:
     """The text with lone surrogates, which UTF-8 can't hold, replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _chunks(rows: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    chunk: list[dict[str, Any]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _ROWS_AT_ONCE:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

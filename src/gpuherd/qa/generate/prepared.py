@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from gpuherd.lm.guidance.guide import (
     refuse_other_tokens,
     tokens_digest,
 )
-from gpuherd.lm.tokens import end_tokens_in
+from gpuherd.lm.tokens import end_tokens_in, positions_in
 from gpuherd.models.load.identity import ModelFiles, files_digest, model_files, reference, tokenizer_in
 from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.qa.data.load import load_questions
@@ -43,8 +43,9 @@ from gpuherd.qa.generate.config import (
     resolved_path,
 )
 from gpuherd.qa.prompts.maker import PromptMaker, PromptTooLong, TokenizedPrompt
-from gpuherd.qa.record import Question, question_values
+from gpuherd.qa.record import Question
 from gpuherd.qa.runs import DamagedRun, record_of
+from gpuherd.runs import records
 from gpuherd.runs.files import create_file, sha256_of, write_lines
 from gpuherd.runs.spec import begun_here, versions
 
@@ -106,7 +107,7 @@ def has_files(folder: QADirectory, kept: Mapping[str, Any]) -> bool:
     """Whether the files of questions, prompts and refused rows are there as run.json describes them."""
     try:
         there = sha256_of(folder.questions), sha256_of(folder.prompts), len(refused_before(folder))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return False
     return there == (kept["questions_sha256"], kept["prompts_sha256"], kept["refused"])
 
@@ -118,14 +119,9 @@ def lengths(folder: QADirectory) -> tuple[int, ...]:
 
 
 def refused_before(folder: QADirectory) -> tuple[RefusedRow, ...]:
-    """The rows that were refused. Raises OSError, ValueError, TypeError."""
-
-    def lines() -> Iterator[RefusedRow]:
-        with folder.refused.open("rb") as file:
-            for line in file:
-                yield RefusedRow(**json.loads(line))
-
-    return tuple(lines())
+    """The rows that were refused. Raises OSError, ValueError, TypeError, KeyError."""
+    with folder.refused.open("rb") as file:
+        return tuple(records.read(RefusedRow, json.loads(line)) for line in file)
 
 
 def _without_name(source: Any) -> Any:
@@ -249,7 +245,7 @@ def _head_bytes(folder: Path) -> int:
 
 T = TypeVar("T")
 Track = Callable[[Sequence[T], str], Iterable[T]]
-_NO_BOUND = 1 << 30  # tokenizers and configs without a maximum length have a number above this
+_NO_BOUND = 1 << 30  # tokenizers without a maximum length have a number above this
 
 
 @dataclass(frozen=True)
@@ -354,7 +350,7 @@ def write(prepared: PreparedRun, folder: QADirectory) -> None:
             raise UsageError(f"another run began as {folder.root.name} at this moment; give another --run-id")
     if prepared.questions is None or prepared.prompts is None:
         return
-    refused = [_line(asdict(each)) for each in prepared.refused]
+    refused = map(_line, prepared.refused)
     # Files that a killed start left are replaced, and so are those that another start has just written: they are the
     # same.
     for path, lines in (
@@ -362,7 +358,7 @@ def write(prepared: PreparedRun, folder: QADirectory) -> None:
         (folder.prompts, prepared.prompts),
         (folder.refused, refused),
     ):
-        write_lines(path, (line.rstrip(b"\n") for line in lines))
+        write_lines(path, lines)
 
 
 def _content_digests(
@@ -399,7 +395,7 @@ def _prepare_anew(
             refused.append(RefusedRow(f"question {question.id}", question.id, str(problem)))
     if not prompted:
         raise BadQuestions(f"{config.dataset}: no question is left; the last was refused because {refused[-1].reason}")
-    questions = tuple(_line(question_values(question)) for question, _ in prompted)
+    questions = tuple(_line(question) for question, _ in prompted)
     prompts = tuple(_line({"id": question.id, **asdict(prompt)}) for question, prompt in prompted)
     ends = end_tokens_in(files.config_folder, tokenizer)
     how = config.decoding(ends.ids, maker.stop)
@@ -433,7 +429,7 @@ def _most_prompt_tokens(files: ModelFiles, tokenizer: Any, new_tokens: int, guid
     """The most tokens of a prompt: the positions of the model and of its guide (the tokenizer's if neither has any)
     less those of an answer."""
     folders = [files.config_folder, *([] if guide is None else [Path(guide.classifier)])]
-    positions = min((each for each in map(_positions, folders) if each is not None), default=None)
+    positions = min((each for each in map(positions_in, folders) if each is not None), default=None)
     limit = getattr(tokenizer, "model_max_length", None)
     if positions is None and isinstance(limit, int) and 0 < limit < _NO_BOUND:
         positions = limit
@@ -447,27 +443,13 @@ def _most_prompt_tokens(files: ModelFiles, tokenizer: Any, new_tokens: int, guid
     return positions - new_tokens
 
 
-def _positions(folder: Path) -> int | None:
-    """Positions in the config, or in its text part if the model has several parts."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
-    for values in (config, inner):
-        for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
-            value = values.get(name)
-            if isinstance(value, int) and 0 < value < _NO_BOUND:
-                return value
-    return None
-
-
-def _line(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+def _line(value: Any) -> bytes:
+    return records.line_of(value).encode()
 
 
 def _sha256(lines: Sequence[bytes]) -> str:
+    """Of the file with these lines."""
     digest = hashlib.sha256()
     for line in lines:
-        digest.update(line)
+        digest.update(line + b"\n")
     return digest.hexdigest()

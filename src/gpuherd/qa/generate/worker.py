@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, printable
 from gpuherd.gpus.visible import described
-from gpuherd.lm.backend import Decoded, Decoding, Generation, GuidedTokens, PromptTokens
+from gpuherd.lm.backend import Decoded, Decoding, PromptTokens
 from gpuherd.lm.guidance.guide import Guide
 from gpuherd.models.load.identity import reference
 from gpuherd.models.load.jobs import is_writer, load, run_model_worker
@@ -29,9 +29,10 @@ from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generate.config import BACKEND_IN_RECORDS
 from gpuherd.qa.generate.prepared import begun_record, guide_bytes
 from gpuherd.qa.prompts.maker import TokenizedPrompt
-from gpuherd.qa.record import Answered, Prompted, Question, as_float32, line_of, question_of
+from gpuherd.qa.record import Answered, Prompted, Question, line_of
 from gpuherd.qa.runs import DamagedRun
 from gpuherd.qa.span import opens_thought
+from gpuherd.runs import records
 from gpuherd.runs.shards import my_shard, work_through
 from gpuherd.runs.worker import unbuffered
 
@@ -76,7 +77,7 @@ def read_items(folder: QADirectory, items: Iterable[int]) -> dict[int, PromptedQ
 
 
 def _prompted_question(number: int, question_line: bytes, prompt_line: bytes) -> PromptedQuestion:
-    question, prompt = question_of(json.loads(question_line)), json.loads(prompt_line)
+    question, prompt = records.read(Question, json.loads(question_line)), json.loads(prompt_line)
     if prompt["id"] != question.id:
         raise ValueError(f"the prompt in line {number + 1} is of another question")
     made = TokenizedPrompt(prompt["text"], tuple(int(each) for each in prompt["token_ids"]), int(prompt["cut"]))
@@ -117,62 +118,23 @@ def answer(options: ShardOptions, words: Sequence[str]) -> None:
     print(described(os.environ))
     progress.report(0, len(items), "load")
     backend = _backend(options, record, words)
-    throughput = Throughput()
+    tokens, seconds = 0, 0.0  # of answers, with end tokens; of decoding
 
     def do(batch: Sequence[int]) -> list[str]:
-        return throughput.timed(backend, [items[number] for number in batch], how)
+        nonlocal tokens, seconds
+        some = [items[number] for number in batch]
+        started = time.monotonic()
+        decoded = backend.decode([item.prompt for item in some], how)
+        seconds += time.monotonic() - started
+        rows = [answer_record(item, answers) for item, answers in zip(some, decoded, strict=True)]
+        tokens += sum(len(each.token_ids) + (each.end_id is not None) for row in rows for each in row.which.values())
+        return [line_of(row) for row in rows]
 
     def shard_record() -> Mapping[str, Any]:
-        return {
-            **backend.record(),
-            "batch_size": options.batch_size,
-            "tokens": throughput.tokens,
-            "seconds": throughput.seconds,
-        }
+        return {**backend.record(), "batch_size": options.batch_size, "tokens": tokens, "seconds": seconds}
 
     done = work_through(folder, options.shard, do, stage="answer", record=shard_record, writes=is_writer())
-    print(
-        f"Answered: {done.now} questions, {throughput.tokens} tokens in {throughput.seconds:.1f} s; {done.items} in all"
-    )
-
-
-class Throughput:
-    """The work of this start: ``tokens`` of answers, with end tokens, in ``seconds`` of decoding."""
-
-    def __init__(self) -> None:
-        self.tokens, self.seconds = 0, 0.0
-
-    def timed(self, backend: Backend, items: Sequence[PromptedQuestion], how: Decoding) -> list[str]:
-        """The lines of a batch."""
-        started = time.monotonic()
-        decoded = backend.decode([item.prompt for item in items], how)
-        self.seconds += time.monotonic() - started
-        lines = []
-        for item, answers in zip(items, decoded, strict=True):
-            answered = answer_record(item, answers)
-            self.tokens += sum(len(each.token_ids) + (each.end_id is not None) for each in answered.which.values())
-            lines.append(line_of(answered))
-        return lines
-
-
-def _recorded(generation: Generation, item: PromptedQuestion) -> Generation:
-    """A decoded answer as it is written and read again: what a classifier did in float32."""
-    guided = generation.guided
-    return replace(generation, in_thought=item.in_thought, guided=None if guided is None else _in_float32(guided))
-
-
-def _in_float32(guided: GuidedTokens) -> GuidedTokens:
-    """The numbers of guidance as they are written and read again."""
-
-    def rounded(value: float | None) -> float | None:
-        return None if value is None else as_float32(value)
-
-    return GuidedTokens(
-        log_probs=tuple(map(rounded, guided.log_probs)),
-        kl=tuple(map(rounded, guided.kl)),
-        end_log_prob=rounded(guided.end_log_prob),
-        end_kl=rounded(guided.end_kl),
-    )
+    print(f"Answered: {done.now} questions, {tokens} tokens in {seconds:.1f} s; {done.items} in all")
 
 
 def answer_record(item: PromptedQuestion, decoded: Decoded) -> Answered:
@@ -181,8 +143,8 @@ def answer_record(item: PromptedQuestion, decoded: Decoded) -> Answered:
         number=item.number,
         question=item.question,
         prompt=item.prompted,
-        greedy=None if decoded.greedy is None else _recorded(decoded.greedy, item),
-        samples=tuple(_recorded(each, item) for each in decoded.samples),
+        greedy=None if decoded.greedy is None else replace(decoded.greedy, in_thought=item.in_thought),
+        samples=tuple(replace(each, in_thought=item.in_thought) for each in decoded.samples),
     )
 
 
@@ -204,8 +166,8 @@ def _backend(options: ShardOptions, record: Mapping[str, Any], words: Sequence[s
     from gpuherd.lm.model import LanguageModel
 
     guide = None if record.get("guide") is None else Guide.from_dict(record["guide"])
-    beside = guide_bytes(guide, Workload(options.batch_size, options.prompt_tokens, options.new_tokens))
-    loaded = load(options, words, reserved=beside)
+    reserved = guide_bytes(guide, Workload(options.batch_size, options.prompt_tokens, options.new_tokens))
+    loaded = load(options, words, reserved=reserved)
     for line in loaded.report.lines():
         print(printable(line))
     guidance = load_guidance(record, loaded.input_device)

@@ -30,15 +30,14 @@ from gpuherd.qa.grading.label_quality import (
     label_warnings,
     verdicts_of,
 )
-from gpuherd.qa.grading.label_quality import (
-    WarningKind as DoubtKind,
-)
+from gpuherd.qa.grading.label_quality import WarningKind as DoubtKind
 from gpuherd.qa.grading.stage import GradingItem, items_of, judge_by_rule
 from gpuherd.qa.grading.verdicts import Judgment, Verdict
 from gpuherd.qa.intervals import CONFIDENCE, Interval, Share
 from gpuherd.qa.numbers import mostly_numbers
 from gpuherd.qa.runs import Run
 from gpuherd.runs.console import track
+from gpuherd.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +161,14 @@ class Audited:
     """An audit, with what its lines are made of.
 
     Attributes:
-        meta: the judging.
+        meta: the judging, and ``judged`` its verdicts.
         audit: of it.
         answers: that were judged, by question id and name.
         reasons: why verdicts are unparsed: how many have a reason of one kind, and one such; the commonest first.
     """
 
     meta: JudgingMeta
+    judged: JudgeVerdicts
     audit: Audit
     answers: Mapping[tuple[str, str], GradingItem]
     reasons: tuple[tuple[int, str], ...]
@@ -196,7 +196,8 @@ def audits(
         keys = {(each.id, each.which) for each in judged.judgments}
         mine = {key: item for item in items if (key := (item.question.id, item.which)) in keys}
         others = [*_rules(list(mine.values()), meta, console), *_others(there, meta)]
-        found.append(Audited(meta, _without_repeats(audit(judged, others), found), mine, reasons_of(judged.judgments)))
+        whole = _without_repeats(audit(judged, others), found)
+        found.append(Audited(meta, judged, whole, mine, reasons_of(judged.judgments)))
     return found
 
 
@@ -303,7 +304,7 @@ def audit_lines(audited: Audited, width: int | None) -> list[str]:
     if audit.disagreements:
         shown = audit.disagreements[:MOST_SHOWN]
         rest = "" if len(shown) == len(audit.disagreements) else f" (the {len(shown)} most telling; --json has all)"
-        lines += ["", f"{_counted(len(audit.disagreements), 'answer')} judged otherwise by others{rest}:"]
+        lines += ["", f"{counted(len(audit.disagreements), 'answer')} judged otherwise by others{rest}:"]
         lines += fitted(_DISAGREEMENT, [_disagreement(each, audited.answers) for each in shown], width).lines
     return [*lines, ""]
 
@@ -360,7 +361,3 @@ def _percent(interval: Interval | None) -> str:
 def _short(text: str) -> str:
     plain = printable(" ".join(text.split()))
     return plain if len(plain) <= LONGEST_TEXT else f"{plain[: LONGEST_TEXT - 1]}…"
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

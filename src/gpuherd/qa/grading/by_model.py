@@ -15,21 +15,22 @@ from typing import Any
 
 from rich.console import Console
 
-from gpuherd.errors import JobCannotFit, MissingModel, UsageError, naming_extras, printable
+from gpuherd.errors import JobCannotFit, UsageError, printable
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
 from gpuherd.lm.forward import plan_batches
-from gpuherd.models.load.identity import files_digest
-from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
+from gpuherd.lm.tokens import end_tokens_in, positions_in
+from gpuherd.models.load.identity import files_digest, tokenizer_in
+from gpuherd.models.load.jobs import JobRequest, Resources, job_request, resources_for, shard_jobs
 from gpuherd.models.load.options import LoadRequest, ModelOptions
 from gpuherd.models.load.prepare import located, tokenizer_folder
 from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.models.names import quoted
 from gpuherd.qa.grading.config import Chat, Judge, JudgeConfig
-from gpuherd.qa.grading.files import GradingTask, JudgingWork, log_probs_of, reply_of, write_task
-from gpuherd.qa.grading.stage import RULES_VERSION, GradingItem, JudgingOutcome, JudgingStage, distinct_cases, spread
+from gpuherd.qa.grading.files import GradingTask, log_probs_of, reply_of, write_work
+from gpuherd.qa.grading.stage import RULES_VERSION, JudgingOutcome, JudgingStage, distinct_cases, spread
 from gpuherd.qa.grading.template import Case, JudgeTemplate, filled, template_for
-from gpuherd.qa.grading.verdicts import Judgment, Verdict, parse_reply, verdict_from_log_probs, verdict_tokens
+from gpuherd.qa.grading.verdicts import Ruling, Verdict, parse_reply, verdict_from_log_probs, verdict_tokens
 from gpuherd.qa.prompts.conversation import control_texts, templated
 from gpuherd.qa.runs import Run
 from gpuherd.qa.span import opens_thought, with_closed_thought
@@ -37,15 +38,13 @@ from gpuherd.runs.console import track
 from gpuherd.runs.shard_file import Shard
 from gpuherd.runs.shards import ShardedWork, gathered_lines, read_plan, shard_records
 from gpuherd.runs.spec import digest_of, versions
+from gpuherd.units import counted
 
 # --- The judge, before any GPU ----------------------------------------------------------------------------------------
 #
 # A judge as far as it is needed before any GPU: its tokenizer, its limits, and what tells it from another model.
 #
 # Reads weights only for their digest; loads no model.
-
-_EXTRAS = dict.fromkeys(("transformers", "tokenizers", "torch", "jinja2"), "qa")
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +74,26 @@ def open_judge(model: str, options: ModelOptions, chat: Chat) -> JudgeModel:
         UsageError: a chat template is required, and there is none.
         MissingExtra: transformers is not installed.
     """
-    with naming_extras(_EXTRAS, "judging with a model takes"):
-        from transformers import AutoTokenizer
-
-        from gpuherd.lm.tokens import end_tokens_in
-    request = LoadRequest(
-        model=model,
-        adapter=options.adapter,
-        merge_adapter=options.merge_adapter,
-        trust_remote_code=options.trust_remote_code,
-    )
-    path, adapter = located(request)
-    folder = path if path.is_dir() else path.parent
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            tokenizer_folder(path, adapter), trust_remote_code=options.trust_remote_code, local_files_only=True
+    path, adapter = located(
+        LoadRequest(
+            model=model,
+            adapter=options.adapter,
+            merge_adapter=options.merge_adapter,
+            trust_remote_code=options.trust_remote_code,
         )
-    except Exception as problem:  # the library raises what it likes at a file that is damaged
-        raise MissingModel(f"judge {quoted(model)} has no tokenizer that transformers can use: {problem}") from None
+    )
+    folder = path if path.is_dir() else path.parent
+    tokenizer = tokenizer_in(tokenizer_folder(path, adapter), trust_remote_code=options.trust_remote_code)
     has_template = bool(getattr(tokenizer, "chat_template", None))
     if chat == "yes" and not has_template:
         raise UsageError(f"judge {quoted(model)} has no chat template; leave out --chat yes")
     return JudgeModel(
         tokenizer=tokenizer,
-        most_positions=_most_positions(folder),
+        most_positions=positions_in(folder),
         end_ids=end_tokens_in(folder, tokenizer).ids,
         chat=has_template and chat != "no",
         sha256=files_digest(*([folder] if adapter is None else [folder, adapter])),
     )
-
-
-def _most_positions(folder: Path) -> int | None:
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    inner = config.get("text_config") if isinstance(config, Mapping) else None
-    for values in (inner, config):
-        for name in _POSITIONS:
-            value = values.get(name) if isinstance(values, Mapping) else None
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-    return None
 
 
 # --- Prompts ----------------------------------------------------------------------------------------------------------
@@ -130,15 +107,13 @@ class Prompts:
 
     Attributes:
         fitting: token ids of those for which the judge has room, in order.
-        of_case: for each case its place among these; None if the judge can't judge it.
-        unasked: for each case why it can't, None where it can.
+        of_case: for each case its place among these, or why the judge can't judge it.
         most: the most that a prompt may have; None where the judge does not say.
         in_thought: the judge's template opens a thought, in which its reply begins.
     """
 
     fitting: tuple[tuple[int, ...], ...]
-    of_case: tuple[int | None, ...]
-    unasked: tuple[str | None, ...]
+    of_case: tuple[int | str, ...]
     most: int | None
     in_thought: bool = False
 
@@ -155,8 +130,7 @@ def make_prompts(
     control = control_texts(judge.tokenizer)
     most = None if judge.most_positions is None else judge.most_positions - room
     fitting: list[tuple[int, ...]] = []
-    of_case: list[int | None] = []
-    unasked: list[str | None] = []
+    of_case: list[int | str] = []
     special = _special_ids(judge.tokenizer, control)
     nothing = filled(template, Case("", ("",), ""))
     (plain,) = _token_ids([nothing], template, judge)
@@ -170,12 +144,11 @@ def make_prompts(
             elif sum(each in special for each in ids) != ours:
                 # Some tokenizers make one of other signs too: of those that look like its own, or of other capitals.
                 reason = "the judge would read a control word in this case, however it is written there"
-            unasked.append(reason)
-            of_case.append(None if reason else len(fitting))
+            of_case.append(reason or len(fitting))
             if reason is None:
                 fitting.append(ids)
     in_thought = judge.chat and opens_thought(_in_conversation(nothing, template, judge))
-    return Prompts(tuple(fitting), tuple(of_case), tuple(unasked), most, in_thought)
+    return Prompts(tuple(fitting), tuple(of_case), most, in_thought)
 
 
 def _special_ids(tokenizer: Any, control: Sequence[str]) -> frozenset[int]:
@@ -186,7 +159,7 @@ def _special_ids(tokenizer: Any, control: Sequence[str]) -> frozenset[int]:
 
 
 def make_task(template: JudgeTemplate, judge: JudgeModel, reply_tokens: int) -> GradingTask:
-    """The task for each prompt. Raises UsageError where verdict words can't be told apart as tokens."""
+    """The task for each prompt. Raises UsageError where verdict words can't be distinguished as tokens."""
     if template.mode == "tokens":
 
         def encode(text: str) -> Sequence[int]:
@@ -222,47 +195,34 @@ def _in_conversation(text: str, template: JudgeTemplate, judge: JudgeModel) -> s
 
 # --- Verdicts from what was measured ----------------------------------------------------------------------------------
 #
-# From what was measured of each case to judgments. Pure: another threshold is another call.
+# From what was measured of each case to rulings. Pure: another threshold is another call.
 
 
-def judgments_of_cases(
-    cases: Sequence[GradingItem],
-    prompts: Prompts,
-    lines: Sequence[bytes],
-    template: JudgeTemplate,
-    *,
-    threshold: float | None,
-    min_mass: float,
-) -> list[Judgment]:
-    """A judgment a case.
+def rulings_on_cases(
+    prompts: Prompts, lines: Sequence[bytes], template: JudgeTemplate, *, threshold: float | None, min_mass: float
+) -> list[Ruling]:
+    """A ruling a case.
 
     Args:
         lines: what the jobs wrote of each case for which the judge had room, in order.
     """
     found = []
-    for item, place, reason in zip(cases, prompts.of_case, prompts.unasked, strict=True):
-        if place is None:
-            found.append(Judgment(item.question.id, item.which, Verdict.UNPARSED, note=reason))
+    for place in prompts.of_case:
+        if isinstance(place, str):
+            found.append(Ruling(Verdict.UNPARSED, note=place))
         elif template.mode == "tokens":
-            found.append(_by_probabilities(item, lines[place], threshold, min_mass))
+            found.append(verdict_from_log_probs(log_probs_of(lines[place]), threshold=threshold, min_mass=min_mass))
         else:
-            found.append(_by_reply(item, lines[place], template, in_thought=prompts.in_thought))
+            found.append(_by_reply(lines[place], template, in_thought=prompts.in_thought))
     return found
 
 
-def _by_probabilities(item: GradingItem, line: bytes, threshold: float | None, min_mass: float) -> Judgment:
-    result = verdict_from_log_probs(log_probs_of(line), threshold=threshold, min_mass=min_mass)
-    return Judgment(
-        item.question.id, item.which, result.verdict, p_correct=result.p_correct, mass=result.mass, note=result.note
-    )
-
-
-def _by_reply(item: GradingItem, line: bytes, template: JudgeTemplate, *, in_thought: bool) -> Judgment:
+def _by_reply(line: bytes, template: JudgeTemplate, *, in_thought: bool) -> Ruling:
     reply, cut = reply_of(line)
     verdict, note = parse_reply(reply, template.way, in_thought=in_thought)
     if note is not None and cut:
         note += "; the reply was cut off (--reply-tokens allows more)"
-    return Judgment(item.question.id, item.which, verdict, reply=reply, note=note)
+    return Ruling(verdict, note=note, reply=reply)
 
 
 # --- The judging ------------------------------------------------------------------------------------------------------
@@ -313,7 +273,7 @@ class JudgingByModel(JudgingStage):
         self.name = self.named(
             [RULES_VERSION, measured, config.model_threshold, config.least_mass, self.answers, run.answers_sha256]
         )
-        self.folder = self._folder = JudgingWork(self.work_folder(measured).root)
+        self.folder = self._folder = self.work_folder(measured)
         lengths = [len(each) for each in self.prompts.fitting]
         batches = partial(plan_batches, rows=config.batch_size)
         self.work = ShardedWork(self.folder, measured, lengths, batches, config.shards)
@@ -347,19 +307,21 @@ class JudgingByModel(JudgingStage):
         if self._asks is None:
             return
         shards = self.begin_work(self._asks.at_once)
-        line = f"{len(shards)} {'job' if len(shards) == 1 else 'jobs'}; each: {self._asks.sentence}"
+        line = f"{counted(len(shards), 'job')}; each: {self._asks.sentence}"
         self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def begin_work(self, at_once: int) -> tuple[Shard, ...]:
         """Writes what the jobs are given, and who has which cases: as at the first start, if there was one."""
-        write_task(self.folder, self.task, self.prompts.fitting)
+        write_work(self.folder, self.task, self.prompts.fitting)
         return self.work.begin(at_once)
 
     def jobs(self) -> Sequence[Job]:
         if self._asks is None:
             return ()
-        call = WorkerCall(WORKER, self._model_name, (), self.workload, self._simulate, self.work.identity, "judge")
-        return shard_jobs(call, self.work.shards(self._asks.at_once), self.folder, self._asks, self.config)
+        asks, config = self._asks, self.config
+        return shard_jobs(
+            WORKER, self._model_name, self.work, asks, self.workload, config, title="judge", simulate=self._simulate
+        )
 
     @property
     def folders_of_results(self) -> Sequence[Path]:
@@ -370,8 +332,7 @@ class JudgingByModel(JudgingStage):
         if jobs is not None and not jobs.complete:
             return JudgingOutcome(jobs)
         shards = read_plan(self.folder) if self.prompts.fitting else ()
-        verdicts = judgments_of_cases(
-            self.cases.cases,
+        rulings = rulings_on_cases(
             self.prompts,
             list(gathered_lines(self.folder, shards)),
             self.template,
@@ -380,7 +341,7 @@ class JudgingByModel(JudgingStage):
         )
         records = shard_records(self.folder, shards)
         return self.written(
-            spread(self.items, self.cases, verdicts),
+            spread(self.items, self.cases, rulings),
             self._settings(shards, records),
             {**versions(), **{name: each for record in records for name, each in record.get("versions", {}).items()}},
             threshold=self.config.model_threshold,
@@ -416,7 +377,7 @@ class JudgingByModel(JudgingStage):
             "prompt": config.prompt or f"built in, {self.template.way}",
             "chat": self.model.chat,
             "cases": len(self.cases.cases),
-            "not_asked": sum(place is None for place in self.prompts.of_case),
+            "not_asked": sum(isinstance(place, str) for place in self.prompts.of_case),
             # The rows of the largest batch, as it was planned at the first start.
             "batch_size": max((len(batch) for shard in shards for batch in shard.batches), default=0),
             "shards": len(shards),

@@ -19,23 +19,14 @@ from rich.console import Console
 from gpuherd.errors import UsageError
 from gpuherd.jobs.records import Outcome
 from gpuherd.qa.grading.config import Judge, JudgeConfig
-from gpuherd.qa.grading.files import BadTask, JudgingWork
-from gpuherd.qa.grading.openai import HERE, VERDICT_TOKENS, CaseFailed, Dialect, Endpoint, Reply, RetryPolicy, judged
-from gpuherd.qa.grading.stage import (
-    RULES_VERSION,
-    DistinctCases,
-    GradingItem,
-    JudgingOutcome,
-    JudgingStage,
-    distinct_cases,
-    spread,
-)
+from gpuherd.qa.grading.openai import HERE, VERDICT_TOKENS, CaseFailed, Dialect, Endpoint, Reply, RetryPolicy, ruling_of
+from gpuherd.qa.grading.stage import RULES_VERSION, JudgingOutcome, JudgingStage, distinct_cases, spread
 from gpuherd.qa.grading.template import Case, JudgeTemplate, filled, template_for
-from gpuherd.qa.grading.verdicts import Judgment
 from gpuherd.qa.runs import Run
+from gpuherd.runs import records
 from gpuherd.runs.console import track
 from gpuherd.runs.shard_file import ShardFile
-from gpuherd.runs.shards import gathered_lines, in_batches, is_done, kept_plan, mark_done
+from gpuherd.runs.shards import ShardedDirectory, gathered_lines, in_batches, is_done, kept_plan, mark_done, undamaged
 from gpuherd.runs.spec import digest_of, versions
 
 # So many requests of each of those that run at once lie in a batch: the slowest of a batch holds the others up seldom,
@@ -63,6 +54,7 @@ class JudgingByUrl(JudgingStage):
         self.template = template_for(config.prompt, config.way, config.mode)
         self.cases = distinct_cases(self.items)
         self._texts = [_text(self.template, each.case) for each in self.cases.cases]
+        self._plain = _text(self.template, PLAIN)
         by_words = self.template.mode == "tokens"
         self._most_tokens = config.reply_tokens or (VERDICT_TOKENS if by_words else config.most_reply_tokens)
         texts = digest_of(json.dumps(self._texts))
@@ -71,16 +63,16 @@ class JudgingByUrl(JudgingStage):
         self.name = self.named([RULES_VERSION, self._measured, *verdicts_by])
 
     def finish(self, jobs: Outcome | None) -> JudgingOutcome:
-        endpoint = _endpoint(self.judge, self.config, self._most_tokens, self._patience)
-        folder = JudgingWork(self.work_folder(self._measured).root)
-        plain = _text(self.template, PLAIN)
-        replies = _replies(endpoint, self._texts, plain, folder, self._measured, self.config, self.console)
+        folder, template, config = self.work_folder(self._measured), self.template, self.config
+        how: dict[str, Any] = {"threshold": config.model_threshold, "min_mass": config.least_mass}
+        replies = self._replies(self._endpoint(), folder)
+        rulings = [ruling_of(each, way=template.way, mode=template.mode, **how) for each in replies]
         return self.written(
-            spread(self.items, self.cases, _verdicts(self.cases, replies, self.template, self.config)),
+            spread(self.items, self.cases, rulings),
             self._settings(_dialect_used(folder) if self._texts else None),
             versions(),
-            threshold=self.config.model_threshold,
-            prompt_sha256=self.template.sha256,
+            threshold=config.model_threshold,
+            prompt_sha256=template.sha256,
             jobs=jobs,
             judged_cases=len(self._texts),
         )
@@ -97,6 +89,61 @@ class JudgingByUrl(JudgingStage):
             "rules_version": RULES_VERSION,
         }
 
+    def _endpoint(self) -> Endpoint:
+        url, model, config = self.judge.url, self.judge.model, self.config
+        assert url is not None and model is not None  # noqa: S101 - judge_named gives an address both
+        key = None
+        if config.api_key_env is not None:
+            key = os.environ.get(config.api_key_env)
+            if not key:
+                # Not named: who gives the key itself must not find it in a message.
+                raise UsageError("the environment variable that --api-key-env names is not set; it should hold the key")
+            parts = urlsplit(url)
+            if parts.scheme.lower() != "https" and parts.hostname not in HERE:
+                raise UsageError(f"a key would go to {parts.hostname} unencrypted; use https, or no key")
+        dialect = Dialect() if config.mode == "tokens" else Dialect(top=None)
+        patience = self._patience or RetryPolicy(config.request_timeout, config.request_retries)
+        return Endpoint(url, model, key=key, most_tokens=self._most_tokens, dialect=dialect, patience=patience)
+
+    def _replies(self, endpoint: Endpoint, folder: ShardedDirectory) -> list[Reply]:
+        """The reply to the text of each case; those of an earlier start are not requested again."""
+        if not self._texts:
+            return []
+        size = self.config.concurrency * REQUESTS_EACH
+        shards = kept_plan(folder, self._measured, lambda: (in_batches(len(self._texts), size),))
+        with ShardFile(folder.shard(0), shards[0], sealed=True) as file:
+            if file.todo:
+                endpoint.settle(self._plain)
+            for batch in track(self.console, file.todo, "asking the judge"):
+                replies = self._together(endpoint, [self._texts[place] for place in batch])
+                file.append([records.line_of(each) for each in replies])
+            if not is_done(folder, 0):
+                mark_done(folder, 0, {"asked_as": asdict(endpoint.dialect)})
+        return [records.read(Reply, json.loads(line)) for line in gathered_lines(folder, shards)]
+
+    def _together(self, endpoint: Endpoint, texts: Sequence[str]) -> list[Reply]:
+        """The replies to some texts, by concurrent requests; the first failure ends it, and no further request is
+        sent."""
+        with ThreadPoolExecutor(self.config.concurrency, "judge") as pool:
+            waiting = [pool.submit(self._reply_to, endpoint, text) for text in texts]
+            try:
+                for each in wait(waiting, return_when=FIRST_EXCEPTION).done:
+                    each.result()  # raises the failure, whichever request it was of
+                return [each.result() for each in waiting]
+            except BaseException:
+                endpoint.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _reply_to(self, endpoint: Endpoint, text: str) -> Reply:
+        """The reply to a text; where it is the text that the server can't deal with (it is too long, or not allowed
+        there), what it said: one such text must not keep the others from being judged."""
+        try:
+            return endpoint.ask(text)
+        except CaseFailed as failure:
+            endpoint.settle(self._plain)
+            return Reply("", None, None, failure.complaint)
+
 
 def _text(template: JudgeTemplate, case: Case) -> str:
     """The text of the request for a case."""
@@ -104,107 +151,8 @@ def _text(template: JudgeTemplate, case: Case) -> str:
     return f"{text}\n{template.cue}" if template.mode == "tokens" else text
 
 
-def _endpoint(judge: Judge, config: JudgeConfig, most_tokens: int, patience: RetryPolicy | None) -> Endpoint:
-    assert judge.url is not None and judge.model is not None  # noqa: S101 - judge_named gives an address both
-    key = None
-    if config.api_key_env is not None:
-        key = os.environ.get(config.api_key_env)
-        if not key:
-            # Not named: who gives the key itself must not find it in a message.
-            raise UsageError("the environment variable that --api-key-env names is not set; it should hold the key")
-        parts = urlsplit(judge.url)
-        if parts.scheme.lower() != "https" and parts.hostname not in HERE:
-            raise UsageError(f"a key would go to {parts.hostname} unencrypted; use https, or no key")
-    return Endpoint(
-        judge.url,
-        judge.model,
-        key=key,
-        most_tokens=most_tokens,
-        dialect=Dialect() if config.mode == "tokens" else Dialect(top=None),
-        patience=patience or RetryPolicy(config.request_timeout, config.request_retries),
-    )
-
-
-def _replies(
-    endpoint: Endpoint,
-    texts: Sequence[str],
-    plain: str,
-    folder: JudgingWork,
-    measured: str,
-    config: JudgeConfig,
-    console: Console,
-) -> list[Reply]:
-    """The reply to each text; those of an earlier start are not requested again. ``plain``: a text without fault."""
-    if not texts:
-        return []
-    size = config.concurrency * REQUESTS_EACH
-    shards = kept_plan(folder, measured, lambda: (in_batches(len(texts), size),))
-    with ShardFile(folder.shard(0), shards[0], sealed=True) as file:
-        if file.todo:
-            endpoint.settle(plain)
-        for batch in track(console, file.todo, "asking the judge"):
-            replies = _together(endpoint, [texts[place] for place in batch], plain, config)
-            file.append([_line(each) for each in replies])
-        if not is_done(folder, 0):
-            mark_done(folder, 0, {"asked_as": asdict(endpoint.dialect)})
-    return [_reply(line) for line in gathered_lines(folder, shards)]
-
-
-def _together(endpoint: Endpoint, texts: Sequence[str], plain: str, config: JudgeConfig) -> list[Reply]:
-    """The replies to some texts, by concurrent requests; the first failure ends it, and no further request is sent."""
-    with ThreadPoolExecutor(config.concurrency, "judge") as pool:
-        waiting = [pool.submit(_reply_to, endpoint, text, plain) for text in texts]
-        try:
-            ended = wait(waiting, return_when=FIRST_EXCEPTION).done
-            for each in ended:
-                each.result()  # raises the failure, whichever request it was of
-            return [each.result() for each in waiting]
-        except BaseException:
-            endpoint.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _reply_to(endpoint: Endpoint, text: str, plain: str) -> Reply:
-    """The reply to a text; where it is the text that the server can't deal with (it is too long, or not allowed there),
-    what it said: one such text must not keep the others from being judged."""
-    try:
-        return endpoint.ask(text)
-    except CaseFailed as failure:
-        endpoint.settle(plain)
-        return Reply("", None, None, failure.complaint)
-
-
-def _dialect_used(folder: JudgingWork) -> dict[str, Any]:
-    """The dialect of the start that had the last reply. Raises BadTask."""
+def _dialect_used(folder: ShardedDirectory) -> dict[str, Any]:
+    """The dialect of the start that had the last reply. Raises Damaged."""
     path = folder.shard_done(0)
-    try:
+    with undamaged(path, f"remove {folder.root} to begin anew"):
         return dict(json.loads(path.read_bytes())["asked_as"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise BadTask(f"{path} is damaged; remove {folder.root} to begin anew") from None
-
-
-def _line(reply: Reply) -> str:
-    return json.dumps(asdict(reply), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-
-
-def _reply(line: bytes) -> Reply:
-    value = json.loads(line)
-    return Reply(**value)
-
-
-def _verdicts(
-    cases: DistinctCases, replies: Sequence[Reply], template: JudgeTemplate, config: JudgeConfig
-) -> list[Judgment]:
-    def verdict(item: GradingItem, reply: Reply) -> Judgment:
-        return judged(
-            reply,
-            item.question.id,
-            item.which,
-            way=template.way,
-            mode=template.mode,
-            threshold=config.model_threshold,
-            min_mass=config.least_mass,
-        )
-
-    return [verdict(item, reply) for item, reply in zip(cases.cases, replies, strict=True)]

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -172,84 +173,70 @@ def share(word: str) -> float:
     return value
 
 
+# An option of a group.
+_judging = partial(option, group="judging")
+_of_address = partial(option, group="a judge behind an address")
+
+
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig(WorkOptions):
     """How answers are judged. Raises UsageError for values that are not allowed, or not together."""
 
-    answers: Answers | None = option(
+    answers: Answers | None = _judging(
         None,
         help="which answers: the greedy ones, the samples, or all (default: greedy, or samples where there is none)",
         choices=ANSWERS,
-        group="judging",
     )
-    threshold: float | None = option(
+    threshold: float | None = _judging(
         None,
         help="from which score (squad: F1, default 0.5; rouge: ROUGE-L, 0.3) or probability of correct (models: 0.5 "
         "with two verdicts; with three the most probable counts) an answer is correct",
         parse=share,
         metavar="X",
-        group="judging",
     )
-    prompt: str | None = option(
+    prompt: str | None = _judging(
         None,
         help="a template of your own: a text file with {question}, {references} and {answer}, each alone on its line",
         metavar="FILE",
-        group="judging",
     )
-    mode: Mode = option(
+    mode: Mode = _judging(
         "tokens",
         help="how a model's verdict is read: from the probabilities of the verdict words, in one pass, or from a "
         "written reply, by a strict parser (for models that think first)",
         choices=MODES,
-        group="judging",
     )
-    three_way: bool = option(False, help="three grades: correct, incorrect, not attempted; of models", group="judging")
-    two_way: bool = option(False, help="yes or no; of models (the default)", group="judging")
-    min_mass: float | None = option(
+    three_way: bool = _judging(False, help="three grades: correct, incorrect, not attempted; of models")
+    two_way: bool = _judging(False, help="yes or no; of models (the default)")
+    min_mass: float | None = _judging(
         None,
         help="the least probability that the verdict words must have together; below, the verdict is unparsed "
         f"(default: {MIN_MASS})",
         parse=share,
         metavar="X",
-        group="judging",
     )
-    reply_tokens: int | None = option(
-        None,
-        help=f"the most tokens of a written reply (default: {TEXT_TOKENS})",
-        parse=positive_int,
-        metavar="N",
-        group="judging",
+    reply_tokens: int | None = _judging(
+        None, help=f"the most tokens of a written reply (default: {TEXT_TOKENS})", parse=positive_int, metavar="N"
     )
-    chat: Chat = option(
+    chat: Chat = _judging(
         "auto",
         help="put the prompt into the chat template of the judge's tokenizer: where it has one, always, or never",
         choices=CHATS,
-        group="judging",
     )
-    judge_model: str | None = option(
-        None,
-        help="the model behind an address, as the server names it",
-        metavar="NAME",
-        group="a judge behind an address",
+    judge_model: str | None = _of_address(
+        None, help="the model behind an address, as the server names it", metavar="NAME"
     )
-    api_key_env: str | None = option(
+    api_key_env: str | None = _of_address(
         None,
         help="the environment variable that holds the key; the key itself is never written anywhere",
         metavar="VARIABLE",
-        group="a judge behind an address",
     )
-    concurrency: int = option(
-        8, help="requests at once", parse=positive_int, metavar="N", group="a judge behind an address"
-    )
-    request_timeout: float = option(
-        120.0, help="seconds that a reply may take", parse=seconds, metavar="S", group="a judge behind an address"
-    )
-    request_retries: int = option(
+    concurrency: int = _of_address(8, help="requests at once", parse=positive_int, metavar="N")
+    request_timeout: float = _of_address(120.0, help="seconds that a reply may take", parse=seconds, metavar="S")
+    request_retries: int = _of_address(
         6,
         help="further tries of a request after a failure that may pass, each after a longer wait",
         parse=count,
         metavar="N",
-        group="a judge behind an address",
     )
 
     def __post_init__(self) -> None:

@@ -15,12 +15,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.qa.folder import FORMAT, DescribedResults, QADirectory
+from gpuherd.errors import GpuherdError
+from gpuherd.qa.folder import DescribedResults, QADirectory
 from gpuherd.qa.grading.verdicts import Judgment, Mode, Verdict
 from gpuherd.runs import records
-from gpuherd.runs.files import write_lines, write_values
-from gpuherd.runs.shards import ShardedDirectory
+from gpuherd.runs.files import write_lines
+from gpuherd.runs.shards import ShardedDirectory, undamaged, write_task
 
 # --- The description --------------------------------------------------------------------------------------------------
 #
@@ -176,26 +176,6 @@ def judgment_of(line: str | bytes) -> Judgment:
 LONGEST_REPLY = 200_000  # characters that are kept of a written reply
 
 
-class BadTask(GpuherdError):
-    """The files of a judging's jobs are damaged."""
-
-    exit_code = ExitCode.BAD_INPUT
-
-
-class JudgingWork(ShardedDirectory):
-    """The run folder of the jobs of a judging.
-
-    Attributes:
-        task: what is the same for all cases.
-        cases: the token ids of each prompt, as JSON lines.
-    """
-
-    def __init__(self, root: str | Path):
-        super().__init__(root)
-        self.task = self.root / "task.json"
-        self.cases = self.root / "cases.jsonl"
-
-
 @dataclass(frozen=True, slots=True)
 class GradingTask:
     """The task of the jobs, for each case.
@@ -213,38 +193,23 @@ class GradingTask:
     reply_tokens: int = 1
 
 
-def write_task(folder: JudgingWork, task: GradingTask, cases: Iterable[Sequence[int]]) -> None:
+def cases_path(folder: ShardedDirectory) -> Path:
+    """The token ids of each prompt, as JSON lines."""
+    return folder.root / "cases.jsonl"
+
+
+def write_work(folder: ShardedDirectory, task: GradingTask, cases: Iterable[Sequence[int]]) -> None:
     """Writes what the jobs are given, the task last. What is there is left: it is the same. Raises CannotWrite."""
-    if folder.task.exists():
-        return
-    values = {"format": FORMAT, **records.jsonable(task)}
-    write_lines(folder.cases, (json.dumps(list(ids), separators=(",", ":")).encode() for ids in cases))
-    write_values(folder.task, values)
+    if not folder.task.exists():
+        write_lines(cases_path(folder), (json.dumps(list(ids), separators=(",", ":")).encode() for ids in cases))
+        write_task(folder, task)
 
 
-def read_task(folder: JudgingWork) -> GradingTask:
-    """The task. Raises BadTask."""
-    try:
-        value = json.loads(folder.task.read_bytes())
-        if value["format"] > FORMAT:
-            raise BadTask(f"{folder.task} is of a newer gpuherd (format {value['format']}); update gpuherd")
-        task: GradingTask = records.read(GradingTask, value)
-    except OSError as problem:
-        raise BadTask(f"{folder.task} can't be read: {problem.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadTask(f"{folder.task} is damaged; remove {folder.root} to begin anew") from None
-    return task
-
-
-def read_cases(folder: JudgingWork) -> list[tuple[int, ...]]:
-    """The token ids of each case. Raises BadTask."""
-    try:
-        with folder.cases.open("rb") as file:
-            return [tuple(int(each) for each in json.loads(line)) for line in file]
-    except OSError as problem:
-        raise BadTask(f"{folder.cases} can't be read: {problem.strerror}") from None
-    except (ValueError, TypeError):
-        raise BadTask(f"{folder.cases} is damaged; remove {folder.root} to begin anew") from None
+def read_cases(folder: ShardedDirectory) -> list[tuple[int, ...]]:
+    """The token ids of each case. Raises Damaged."""
+    path = cases_path(folder)
+    with undamaged(path, f"remove {folder.root} to begin anew"), path.open("rb") as file:
+        return [tuple(int(each) for each in json.loads(line)) for line in file]
 
 
 def log_probs_line(words: Mapping[Verdict, Sequence[tuple[int, ...]]], log_probs: Sequence[float | None]) -> str:
@@ -260,20 +225,11 @@ def reply_line(text: str, *, cut: bool) -> str:
 
 
 def log_probs_of(line: bytes) -> dict[Verdict, list[float | None]]:
-    """The log-probs that ``log_probs_line`` wrote. Raises BadTask."""
-    return {
-        Verdict(name): [None if each is None else float(each) for each in values]
-        for name, values in _field(line, "log_probs").items()
-    }
+    """The log-probs that ``log_probs_line`` wrote."""
+    return {Verdict(name): values for name, values in json.loads(line)["log_probs"].items()}
 
 
 def reply_of(line: bytes) -> tuple[str, bool]:
-    """The reply that ``reply_line`` wrote. Raises BadTask."""
-    return str(_field(line, "reply")), bool(_field(line, "cut"))
-
-
-def _field(line: bytes, name: str) -> Any:
-    try:
-        return json.loads(line)[name]
-    except (ValueError, KeyError, TypeError):
-        raise BadTask(f"a judging's job wrote no {name}; remove the judging's folder in work to begin anew") from None
+    """The reply that ``reply_line`` wrote."""
+    value = json.loads(line)
+    return value["reply"], value["cut"]

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import IO, Self
 
 from gpuherd.errors import GpuherdError, naming_extras
-from gpuherd.qa.grading.rules import Ruling, attempts_nothing, normalised
-from gpuherd.qa.grading.verdicts import Verdict
+from gpuherd.qa.grading.rules import attempts_nothing, normalised
+from gpuherd.qa.grading.verdicts import Ruling, Verdict
 from gpuherd.qa.numbers import number_of, numbers_in, same_number
 from gpuherd.qa.record import Question
 

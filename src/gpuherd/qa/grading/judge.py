@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from gpuherd.errors import ExitCode, printable
+from gpuherd.jobs.feasibility import Feasibility, of_like
 from gpuherd.qa.grading.config import Judge, JudgeConfig, refuse_idle
 from gpuherd.qa.grading.files import Answers, JudgeKind
 from gpuherd.qa.grading.stage import JudgingByRule, JudgingOutcome, distinct_cases, items_of
 from gpuherd.qa.grading.template import filled, template_for
 from gpuherd.qa.runs import Run
-
-if TYPE_CHECKING:
-    from gpuherd.jobs.feasibility import Feasibility
+from gpuherd.runs.shards import number_of_shards
+from gpuherd.units import counted
 
 # Characters of a token in English, roughly: a plan fetches no tokenizer.
 CHARACTERS_A_TOKEN = 3
@@ -101,10 +101,8 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
     longest = max((len(filled(template, each.case)) for each in cases), default=0) // CHARACTERS_A_TOKEN + 1
     if judge.kind is JudgeKind.URL or not cases:
         return JudgingPlan(answers, len(items), len(cases), longest)
-    from gpuherd.jobs.feasibility import of_like
     from gpuherd.models.load.jobs import resources_for
     from gpuherd.qa.grading.by_model import fit_batch_size
-    from gpuherd.runs.shards import number_of_shards
 
     assert judge.model is not None  # noqa: S101 - judge_named gives every model judge one
     new_tokens = 1 if config.mode == "tokens" else config.most_reply_tokens
@@ -126,8 +124,7 @@ def plan_lines(judge: Judge, planned: JudgingPlan) -> list[str]:
         what = "requests" if judge.url is not None else "cases"
         lines.append(f"{planned.cases} different {what}, the longest of about {planned.longest} tokens")
     if planned.asks is not None:
-        jobs = "1 job" if planned.jobs == 1 else f"{planned.jobs} jobs"
-        lines.append(f"{jobs}; each: {printable(planned.asks)}")
+        lines.append(f"{counted(planned.jobs, 'job')}; each: {printable(planned.asks)}")
     engine = [] if planned.outlook is None else planned.outlook.lines
     return [*lines, *map(printable, engine), "nothing was started"]
 

@@ -129,23 +129,13 @@ def agreement(judged: JudgeVerdicts, other: JudgeVerdicts, confidence: float = C
         both_incorrect=both_incorrect,
         left_out=len(pairs) - table.total(),
         agreed=Share(both_correct + both_incorrect, table.total(), confidence),
-        kappa=_named(cohen_kappa(both_correct, only_this, only_other, both_incorrect, confidence), judged, other),
+        kappa=cohen_kappa(both_correct, only_this, only_other, both_incorrect, confidence, (judged.name, other.name)),
         mcnemar_p=mcnemar_p(only_this, only_other),
     )
 
 
 def _not(verdict: Verdict) -> Verdict:
     return Verdict.INCORRECT if verdict is Verdict.CORRECT else Verdict.CORRECT
-
-
-def _named(kappa: Kappa, judged: JudgeVerdicts, other: JudgeVerdicts) -> Kappa:
-    """The reason with the judges' names in place of "one" and "the other"."""
-    if kappa.reason is None:
-        return kappa
-    for word, name in (("the other calls", other.name), ("one calls", judged.name)):
-        if kappa.reason.startswith(word):
-            return Kappa(None, reason=f"{name} calls{kappa.reason.removeprefix(word)}")
-    return kappa
 
 
 # --- Warnings ---------------------------------------------------------------------------------------------------------
@@ -167,20 +157,21 @@ ENOUGH_TO_TELL = 20  # answers below which nothing is said of a judge: whatever 
 
 
 class WarningKind(StrEnum):
-    """The subject of a warning."""
+    """The subject of a warning, the gravest first: a judge that does not look at the answers spoils all that follows;
+    what was merely left out comes last."""
 
     NOTHING = "nothing judged"
-    UNPARSED = "unparsed"
-    NOT_ATTEMPTED = "not attempted"
-    NAN = "NaN"
+    SAYS_ONE_THING = "always the same"
+    INVERTED = "inverted"
+    CHANCE_AGREEMENT = "no better than chance"
+    EXTREME_RATE = "extreme yes-rate"
+    APART = "apart from all others"
     ONE_CLASS = "one class"
     FEW_OF_A_CLASS = "few of a class"
-    EXTREME_RATE = "extreme yes-rate"
-    SAYS_ONE_THING = "always the same"
-    CHANCE_AGREEMENT = "no better than chance"
-    INVERTED = "inverted"
     FLIPPED = "flipped"
-    APART = "apart from all others"
+    NAN = "NaN"
+    UNPARSED = "unparsed"
+    NOT_ATTEMPTED = "not attempted"
 
 
 OF_CLASSES = frozenset({WarningKind.ONE_CLASS, WarningKind.FEW_OF_A_CLASS})

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from gpuherd import __version__
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.qa.grading.files import LONGEST_REPLY
-from gpuherd.qa.grading.verdicts import Judgment, Mode, Verdict, Way, parse_reply, scale, verdict_from_log_probs
+from gpuherd.qa.grading.verdicts import Mode, Ruling, Verdict, Way, parse_reply, scale, verdict_from_log_probs
 
 # --- Requests and replies ---------------------------------------------------------------------------------------------
 #
@@ -137,16 +137,14 @@ def _is_row(row: Any) -> bool:
     )
 
 
-def judged(
-    reply: Reply, question_id: str, which: str, *, way: Way, mode: Mode, threshold: float | None, min_mass: float
-) -> Judgment:
-    """The judgment in a reply: from the log-probs where they carry one, else from the text."""
+def ruling_of(reply: Reply, *, way: Way, mode: Mode, threshold: float | None, min_mass: float) -> Ruling:
+    """The ruling in a reply: from the log-probs where they carry one, else from the text."""
     if reply.refused is not None:
-        return Judgment(question_id, which, Verdict.UNPARSED, note=f"no reply from the server: {reply.refused}")
+        return Ruling(Verdict.UNPARSED, note=f"no reply from the server: {reply.refused}")
     if reply.finish == _TOO_LONG:
         # What is not kept might say something else.
         long = f"the reply is longer than {LONGEST_REPLY} characters"
-        return Judgment(question_id, which, Verdict.UNPARSED, reply=reply.content, note=long)
+        return Ruling(Verdict.UNPARSED, note=long, reply=reply.content)
     note = None
     if mode == "tokens":
         if reply.top is None:
@@ -155,15 +153,13 @@ def judged(
             found = verdict_from_log_probs(_by_verdict(reply.top, way), threshold=threshold, min_mass=min_mass)
             if found.verdict is not Verdict.UNPARSED or _begins_with_word(reply.content, reply.top, way):
                 # Its own probabilities say how sure it is of the word that it begins with.
-                return Judgment(
-                    question_id, which, found.verdict, found.p_correct, found.mass, None, reply.content, found.note
-                )
+                return replace(found, reply=reply.content)
             note = f"{found.note}; read from the text"
     verdict, problem = parse_reply(reply.content, way)
     if problem is not None and reply.finish == "length":
         problem += "; the reply was cut off (--reply-tokens allows more)"
     notes = [each for each in (note, problem) if each]
-    return Judgment(question_id, which, verdict, reply=reply.content, note="; ".join(notes) or None)
+    return Ruling(verdict, note="; ".join(notes) or None, reply=reply.content)
 
 
 def _begins_with_word(text: str, top: Mapping[str, float], way: Way) -> bool:
@@ -228,36 +224,28 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, call: _Call):
-        super().__init__()
-        self._call = call
+class _WatchingHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens connections whose sockets a call can shut."""
 
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        call = self._call
-
-        class Connection(http.client.HTTPConnection):
-            def connect(self) -> None:
-                super().connect()
-                call.connected(self)
-
-        return self.do_open(Connection, req)
-
-
-class _Https(urllib.request.HTTPSHandler):
     def __init__(self, call: _Call, context: ssl.SSLContext):
-        super().__init__()
+        super().__init__(context=context)
         self._call, self._trust = call, context
 
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connection(http.client.HTTPConnection), req)
+
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connection(http.client.HTTPSConnection), req, context=self._trust)
+
+    def _connection(self, kind: type[http.client.HTTPConnection]) -> Any:
         call = self._call
 
-        class Connection(http.client.HTTPSConnection):
+        class Connection(kind):  # type: ignore[misc,valid-type]
             def connect(self) -> None:
                 super().connect()
                 call.connected(self)
 
-        return self.do_open(Connection, req, context=self._trust)
+        return Connection
 
 
 class Post:
@@ -296,7 +284,7 @@ class Post:
         clock = threading.Timer(timeout_s, call.cut)
         clock.daemon = True
         clock.start()
-        opener = urllib.request.build_opener(_NoRedirects, _Http(call), _Https(call, self._context), *self._proxies)
+        opener = urllib.request.build_opener(_NoRedirects, _WatchingHandler(call, self._context), *self._proxies)
         request = urllib.request.Request(url, data, headers)  # noqa: S310 - http and https alone: judge_named
         try:
             with opener.open(request, timeout=timeout_s) as answer:

@@ -16,28 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuherd.errors import GpuherdError
-from gpuherd.qa.grading.verdicts import Verdict
+from gpuherd.qa.grading.verdicts import Ruling, Verdict
 from gpuherd.qa.measures import rouge
 from gpuherd.qa.numbers import number_of, spelt
 from gpuherd.qa.record import Question
 from gpuherd.runs.console import warn_once
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Ruling:
-    """The ruling on an answer.
-
-    Attributes:
-        verdict: the class.
-        score: what was measured, in [0, 1]; None where the rule only decides.
-        note: why it is unparsed.
-    """
-
-    verdict: Verdict
-    score: float | None = None
-    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -18,7 +18,7 @@ from gpuherd.qa.grading.config import Judge, JudgeConfig, judging_name
 from gpuherd.qa.grading.files import JUDGINGS, Answers, JudgeKind, JudgingMeta, write_judging
 from gpuherd.qa.grading.rules import RULES, LexicalRule, attempts_nothing
 from gpuherd.qa.grading.template import Case
-from gpuherd.qa.grading.verdicts import Judgment, Verdict
+from gpuherd.qa.grading.verdicts import Judgment, Ruling, Verdict
 from gpuherd.qa.record import Answered, Question
 from gpuherd.qa.runs import Run
 from gpuherd.qa.span import is_only_thought, part_of
@@ -109,40 +109,33 @@ def distinct_cases(items: Sequence[GradingItem]) -> DistinctCases:
     return DistinctCases(tuple(cases), tuple(of_item))
 
 
-def spread(items: Sequence[GradingItem], cases: DistinctCases, verdicts: Sequence[Judgment]) -> list[Judgment]:
-    """A judgment an item: that of its case, under its own name."""
+def spread(items: Sequence[GradingItem], cases: DistinctCases, rulings: Sequence[Ruling]) -> list[Judgment]:
+    """A judgment an item: by the ruling on its case."""
     return [
-        without_judge(item) if place is None else _renamed(verdicts[place], item)
+        judgment(item, without_judge(item) if place is None else rulings[place])
         for item, place in zip(items, cases.of_item, strict=True)
     ]
 
 
-def without_judge(item: GradingItem) -> Judgment:
-    """The judgment of an answer that is none, or attempts nothing: no judge is needed."""
+def judgment(item: GradingItem, ruling: Ruling) -> Judgment:
+    """The ruling on an answer, under its name."""
+    found = {each.name: getattr(ruling, each.name) for each in fields(ruling)}
+    return Judgment(item.question.id, item.which, **found)
+
+
+def without_judge(item: GradingItem) -> Ruling:
+    """The ruling on an answer that is none, or attempts nothing: no judge is needed."""
     if item.no_answer is NoAnswer.NAN:
-        return Judgment(item.question.id, item.which, Verdict.NAN, note=item.no_answer.value)
+        return Ruling(Verdict.NAN, note=item.no_answer.value)
     said = "empty" if not item.text else "says only that it doesn't know"
     note = said if item.no_answer is None else item.no_answer.value
-    return Judgment(item.question.id, item.which, Verdict.NOT_ATTEMPTED, note=f"{note}; the judge was not asked")
+    return Ruling(Verdict.NOT_ATTEMPTED, note=f"{note}; the judge was not asked")
 
 
 def _no_answer(generation: Generation) -> NoAnswer | None:
     if generation.is_nan:
         return NoAnswer.NAN
     return NoAnswer.OPEN_THOUGHT if is_only_thought(generation) else None
-
-
-def _renamed(judgment: Judgment, item: GradingItem) -> Judgment:
-    return Judgment(
-        item.question.id,
-        item.which,
-        judgment.verdict,
-        judgment.p_correct,
-        judgment.mass,
-        judgment.score,
-        judgment.reply,
-        judgment.note,
-    )
 
 
 # --- the stage --------------------------------------------------------------------------------------------------------
@@ -264,11 +257,8 @@ def judge_by_rule(kind: JudgeKind, items: Iterable[GradingItem], threshold: floa
     """The judgment of each answer by the rule; ``threshold`` None is the rule's own."""
     with rule_of(kind) as rule:
         for item in items:
-            if item.no_answer is not None:
-                yield without_judge(item)
-                continue
-            ruling = rule(item.text, item.question, threshold)
-            yield Judgment(item.question.id, item.which, ruling.verdict, score=ruling.score, note=ruling.note)
+            none = item.no_answer is not None
+            yield judgment(item, without_judge(item) if none else rule(item.text, item.question, threshold))
 
 
 def own_threshold(kind: JudgeKind) -> float | None:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from gpuherd.errors import UsageError
+from gpuherd.lm.tokens import without_longer
 from gpuherd.qa.span import without_thoughts
 
 
@@ -32,20 +33,31 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgment:
-    """One judge's verdict on one answer.
+class Ruling:
+    """A judge's verdict on an answer.
 
     Attributes:
-        id: the question's.
-        which: the answer's name: ``greedy``, ``sample-0``, ...
         verdict: the class.
+        score: what a rule measured (F1, ROUGE-L, in [0, 1]), None where it only decides.
+        note: why it is unparsed, or what was done again.
         p_correct: the judge's probability that it is correct, normalised over the verdict words; None where the judge
             gives none.
         mass: the probability that the verdict words have together, before that: how much the judge was in the form.
-        score: what a rule measured (F1, ROUGE-L), None where it only decides.
         reply: what a judge that writes wrote, None for the others.
-        note: why it is unparsed, or what was done again.
     """
+
+    verdict: Verdict
+    score: float | None = None
+    note: str | None = None
+    p_correct: float | None = None
+    mass: float | None = None
+    reply: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgment:
+    """The ruling on an answer of a run: ``id`` is the question's, ``which`` the answer's name (``greedy``,
+    ``sample-0``, ...); the others are those of ``Ruling``."""
 
     id: str
     which: str
@@ -190,23 +202,6 @@ _MOST = 1.01  # of float32 or rounded log-probs; probabilities that add up to mo
 Encode = Callable[[str], Sequence[int]]  # text -> token ids, no special tokens
 
 
-@dataclass(frozen=True, slots=True)
-class WeightedVerdict:
-    """A verdict from probabilities.
-
-    Attributes:
-        verdict: the class; UNPARSED where the verdict words together are too improbable, or nothing finite came.
-        p_correct: the probability of correct among the verdict words; None where that is not defined.
-        mass: of the verdict words together; None where that is not defined.
-        note: why it is unparsed.
-    """
-
-    verdict: Verdict
-    p_correct: float | None
-    mass: float | None
-    note: str | None = None
-
-
 def verdict_tokens(way: Way, cue: str, encode: Encode) -> dict[Verdict, tuple[tuple[int, ...], ...]]:
     """For each verdict the continuations of the cue that mean it, as token ids: each spelling, with a space before it
     and without.
@@ -221,7 +216,7 @@ def verdict_tokens(way: Way, cue: str, encode: Encode) -> dict[Verdict, tuple[tu
         ways = {each for each in behind if each}
         found[verdict] = {each for each in ways if len(each) == 1} or ways
     shared = {each for one in found for other in found if one is not other for each in found[one] & found[other]}
-    tokens = {verdict: tuple(sorted(_disjoint(ways - shared))) for verdict, ways in found.items()}
+    tokens = {verdict: without_longer(sorted(ways - shared)) for verdict, ways in found.items()}
     if not all(tokens.values()):
         raise UsageError("the judge's tokenizer has no tokens by which its verdicts could be told apart; --mode text")
     return tokens
@@ -233,14 +228,11 @@ def _behind(cue: str, text: str, encode: Encode) -> tuple[int, ...]:
     return whole[len(before) :] if whole[: len(before)] == before else ()
 
 
-def _disjoint(ways: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    return {each for each in ways if not any(each[: len(other)] == other for other in ways if other != each)}
-
-
 def verdict_from_log_probs(
     log_probs: Mapping[Verdict, Sequence[float | None]], *, threshold: float | None, min_mass: float
-) -> WeightedVerdict:
-    """The verdict of the log-probs of all continuations of each verdict.
+) -> Ruling:
+    """The verdict of the log-probs of all continuations of each verdict; unparsed where these are too improbable
+    together, or nothing finite came.
 
     Args:
         threshold: from which probability of correct on an answer is correct; None: the most probable verdict counts.
@@ -248,24 +240,25 @@ def verdict_from_log_probs(
     """
     known = [each for values in log_probs.values() for each in values]
     if any(each is None or math.isnan(each) for each in known):
-        return WeightedVerdict(Verdict.UNPARSED, None, None, "the judge's probabilities are not finite")
+        return Ruling(Verdict.UNPARSED, note="the judge's probabilities are not finite")
     mass_of = {verdict: math.fsum(math.exp(each or 0.0) for each in v) for verdict, v in log_probs.items()}
     mass = math.fsum(mass_of.values())
     if mass > _MOST:
-        return WeightedVerdict(Verdict.UNPARSED, None, None, "the judge's probabilities add up to more than 1")
+        return Ruling(Verdict.UNPARSED, note="the judge's probabilities add up to more than 1")
     mass = min(1.0, mass)
     if mass <= 0:
-        return WeightedVerdict(Verdict.UNPARSED, None, mass, "the verdict words have no probability")
+        return Ruling(Verdict.UNPARSED, note="the verdict words have no probability", mass=mass)
     p_correct = min(1.0, mass_of[Verdict.CORRECT] / math.fsum(mass_of.values()))
+    note = None
     if mass < min_mass:
-        return WeightedVerdict(
-            Verdict.UNPARSED, p_correct, mass, f"the verdict words have {mass:.3g} together, less than {min_mass:g}"
-        )
+        note = f"the verdict words have {mass:.3g} together, less than {min_mass:g}"
     others = {verdict: value for verdict, value in mass_of.items() if verdict is not Verdict.CORRECT}
+    best = max(others, key=others.__getitem__)
     if threshold is not None:
         right = p_correct >= threshold
     else:
-        right = mass_of[Verdict.CORRECT] > max(others.values())
-        if mass_of[Verdict.CORRECT] == max(others.values()):
-            return WeightedVerdict(Verdict.UNPARSED, p_correct, mass, "two verdicts are equally probable")
-    return WeightedVerdict(Verdict.CORRECT if right else max(others, key=others.__getitem__), p_correct, mass)
+        right = mass_of[Verdict.CORRECT] > others[best]
+        if mass_of[Verdict.CORRECT] == others[best]:
+            note = note or "two verdicts are equally probable"
+    verdict = Verdict.UNPARSED if note else Verdict.CORRECT if right else best
+    return Ruling(verdict, note=note, p_correct=p_correct, mass=mass)

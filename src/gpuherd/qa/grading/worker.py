@@ -13,8 +13,8 @@ from gpuherd.lm.backend import Decoding, Finish, PromptTokens
 from gpuherd.lm.model import LanguageModel
 from gpuherd.models.load.jobs import is_writer, load, run_model_worker
 from gpuherd.models.load.options import ShardOptions
-from gpuherd.qa.grading.files import GradingTask, JudgingWork, log_probs_line, read_cases, read_task, reply_line
-from gpuherd.runs.shards import work_through
+from gpuherd.qa.grading.files import GradingTask, log_probs_line, read_cases, reply_line
+from gpuherd.runs.shards import ShardedDirectory, read_task, work_through
 from gpuherd.runs.worker import unbuffered
 
 MODULE = "gpuherd.qa.grading.worker"
@@ -30,8 +30,8 @@ example:
 
 def judge_shard(options: ShardOptions, words: Sequence[str]) -> None:
     """Does the work of a shard. Raises what loading, reading and writing raise."""
-    folder = JudgingWork(options.folder)
-    task, cases = read_task(folder), read_cases(folder)
+    folder = ShardedDirectory(options.folder)
+    task, cases = read_task(folder, GradingTask), read_cases(folder)
     loaded = load(options, words)
     model = LanguageModel.of(loaded)
 

@@ -6,7 +6,7 @@ The reasons are counted by scorings, so each is one sentence, the same for every
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpuherd.errors import GpuherdError
 from gpuherd.qa.measures.evidence import Evidence, ScoredText, Undefined
@@ -14,6 +14,8 @@ from gpuherd.qa.measures.evidence import Evidence, ScoredText, Undefined
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 NO_GREEDY = "there is no greedy answer with finite log-probs"
 NO_SAMPLES = "there are no samples with finite log-probs"
@@ -56,54 +58,53 @@ def samples(evidence: Evidence) -> tuple[ScoredText, ...]:
 
 def texts(evidence: Evidence) -> tuple[str, ...]:
     """The texts of at least two samples; an empty text is one. Raises Undefined."""
-    _check_pairs(evidence)
-    return tuple(each.text for each in evidence.samples)
+    return tuple(each.text for each in _of_pairs(evidence, evidence.samples, NO_SAMPLES))
 
 
 def relevance(answer: ScoredText) -> tuple[float, ...]:
     """The relevance of each of the answer's tokens. Raises Undefined."""
-    if answer.relevance is None:
-        raise Undefined(NO_RELEVANCE)
-    return answer.relevance
+    return _measured(answer.relevance, NO_RELEVANCE)
 
 
 def similarity(evidence: Evidence) -> NDArray[np.float64]:
     """g of each pair of at least two samples, (K, K). Raises Undefined."""
-    _check_pairs(evidence)
-    if evidence.similarity is None:
-        raise Undefined(NO_SIMILARITY)
-    return evidence.similarity
+    return _of_pairs(evidence, evidence.similarity, NO_SIMILARITY)
 
 
 def clusters(evidence: Evidence) -> tuple[int, ...]:
     """The cluster of each of at least two samples. Raises Undefined."""
-    _check_pairs(evidence)
-    if evidence.clusters is None:
-        raise Undefined(NO_CLUSTERS)
-    return evidence.clusters
+    return _of_pairs(evidence, evidence.clusters, NO_CLUSTERS)
 
 
 def affinity(evidence: Evidence) -> NDArray[np.float64]:
     """a of each ordered pair of at least two samples, (K, K). Raises Undefined."""
-    _check_pairs(evidence)
-    if evidence.affinity is None:
-        raise Undefined(NO_AFFINITY)
-    return evidence.affinity
+    return _of_pairs(evidence, evidence.affinity, NO_AFFINITY)
 
 
 def log_p_true(evidence: Evidence) -> float:
     """log p("True"), below 0: a probability that float32 calls 1 is 1 - 2^-25, half of its last digit away. Raises
     Undefined."""
-    if evidence.p_true is None:
-        raise Undefined(NO_P_TRUE)
-    return min(evidence.p_true, _NEARLY_ONE)
+    return min(_measured(evidence.p_true, NO_P_TRUE), _NEARLY_ONE)
 
 
 def p_ik(evidence: Evidence) -> float:
     """The probe's probability that the model knows. Raises Undefined."""
-    if evidence.p_ik is None:
-        raise Undefined(NO_P_IK)
-    return evidence.p_ik
+    return _measured(evidence.p_ik, NO_P_IK)
+
+
+def _measured(value: T | None, reason: str) -> T:
+    if value is None:
+        raise Undefined(reason)
+    return value
+
+
+def _of_pairs(evidence: Evidence, value: T | None, reason: str) -> T:
+    """What is of at least two samples."""
+    if not evidence.samples:
+        raise Undefined(NO_SAMPLES)
+    if len(evidence.samples) < 2:
+        raise Undefined(ONE_SAMPLE)
+    return _measured(value, reason)
 
 
 def check(evidence: Evidence) -> None:
@@ -147,10 +148,3 @@ def _check_answer(question: str, name: str, answer: ScoredText) -> None:
         )
     if not all(0 <= each <= 1 for each in answer.relevance):
         raise BadEvidence(f"question {question!r}: {name} has a relevance beyond [0, 1]")
-
-
-def _check_pairs(evidence: Evidence) -> None:
-    if not evidence.samples:
-        raise Undefined(NO_SAMPLES)
-    if len(evidence.samples) < 2:
-        raise Undefined(ONE_SAMPLE)

@@ -15,7 +15,7 @@ import math
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuherd.errors import UsageError
 from gpuherd.options import did_you_mean
@@ -100,26 +100,26 @@ NOT_FINITE = "its value is beyond the range of a float64"
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreColumns:
-    """Measures of questions.
+class ScoreTable:
+    """Scores of a run.
 
     Attributes:
         ids: of the questions, in order.
         columns: by the measure's exact name its value for each question, higher is more uncertain; None: undefined.
         undefined: by the measure's exact name how many questions it is undefined for, by reason; empty for one that is
-            defined throughout.
+            defined throughout. A table that was read has none: its description has them.
     """
 
     ids: tuple[str, ...]
     columns: Mapping[str, tuple[float | None, ...]]
-    undefined: Mapping[str, Mapping[str, int]]
+    undefined: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def defined(self, name: str) -> int:
         """How many questions have a value of the measure of this exact name."""
         return len(self.ids) - sum(self.undefined[name].values())
 
 
-def compute(names: Iterable[str], evidences: Iterable[Evidence]) -> ScoreColumns:
+def compute(names: Iterable[str], evidences: Iterable[Evidence]) -> ScoreTable:
     """Each of these measures (by name or alias; each once, in this order) for each question.
 
     Raises UsageError for a name that is none, and BadEvidence where what was measured doesn't fit the answers.
@@ -138,7 +138,7 @@ def compute(names: Iterable[str], evidences: Iterable[Evidence]) -> ScoreColumns
                 columns[name].append(None)
             else:
                 columns[name].append(value)
-    return ScoreColumns(
+    return ScoreTable(
         tuple(ids),
         {name: tuple(column) for name, column in columns.items()},
         {name: dict(sorted(reasons.items())) for name, reasons in undefined.items()},

@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,30 +26,31 @@ ChatRule = Literal["auto", "yes", "no"]
 LongContext = Literal["cut", "cut-start", "cut-middle", "refuse"]
 
 
+# An option of a group.
+_prompt = partial(option, group="prompt")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
     """How a question becomes a prompt."""
 
-    prompt: str = option(
+    prompt: str = _prompt(
         "short",
         help="style of the prompt: short, sentence or detailed; or a text file with {question}, and optionally "
         "{context} and {examples}",
         metavar="STYLE|FILE",
-        group="prompt",
     )
-    chat: ChatRule = option(
+    chat: ChatRule = _prompt(
         "auto",
         help="apply the tokenizer's chat template; auto: if it has one",
         choices=("auto", "yes", "no"),
         alone="yes",
-        group="prompt",
     )
-    long_context: LongContext = option(
+    long_context: LongContext = _prompt(
         "cut",
         help="a context that is too long for the model: cut drops its end, cut-start its beginning, cut-middle its "
         "middle; refuse: the question is not asked. Each is counted",
         choices=("cut", "cut-start", "cut-middle", "refuse"),
-        group="prompt",
     )
 
 
@@ -68,24 +70,24 @@ class Style:
     Attributes:
         name: ``short``, or the file.
         instruction: the beginning; None if the whole prompt is a template of the user's.
-        template: the user's file with ``{question}``, ``{context}``, ``{examples}``, or None.
         context: the form of a context, with ``{context}``.
         question: the form of a question, with ``{question}``; the answer follows it after a space.
         turn: the form of a question in a conversation, with ``{question}``.
         worked: whether examples have the derivation of their answer, if there is one.
         stop: strings that end an answer unless the prompt is a conversation.
         sha256: of the style's file, in hex.
+        template: the user's file with ``{question}``, ``{context}``, ``{examples}``, or None.
     """
 
     name: str
     instruction: str | None
-    template: str | None
     context: str
     question: str
     turn: str
     worked: bool
     stop: tuple[str, ...]
     sha256: str
+    template: str | None = None
 
     def question_text(self, question: Question) -> str:
         """A question with its context, as it precedes its answer."""
@@ -140,17 +142,7 @@ def style_named(name: str) -> Style:
     if name in STYLES:
         data = (Path(__file__).with_name("styles") / f"{name}.json").read_bytes()
         parts = json.loads(data)
-        return Style(
-            name,
-            parts["instruction"],
-            None,
-            parts["context"],
-            parts["question"],
-            parts["turn"],
-            parts["worked"],
-            tuple(parts["stop"]),
-            hashlib.sha256(data).hexdigest(),
-        )
+        return Style(name, **{**parts, "stop": tuple(parts["stop"])}, sha256=hashlib.sha256(data).hexdigest())
     return _of_file(Path(name).expanduser())
 
 
@@ -171,9 +163,9 @@ def _of_file(path: Path) -> Style:
         raise UsageError(f"--prompt {path}: {{{unknown[0]}}} is none of {{question}}, {{context}} and {{examples}}")
     if "question" not in names:
         raise UsageError(f"--prompt {path}: there is no {{question}} in it")
-    blocks = style_named("short")
-    sha256 = hashlib.sha256(data).hexdigest()
-    return Style(str(path), None, text.rstrip("\n"), blocks.context, blocks.question, blocks.turn, False, (), sha256)
+    sha256, template = hashlib.sha256(data).hexdigest(), text.rstrip("\n")
+    plain = replace(style_named("short"), instruction=None, worked=False, stop=())
+    return replace(plain, name=str(path), sha256=sha256, template=template)
 
 
 # ---- contexts that are too long --------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ VERDICT_WORDS = ("correct", "incorrect", "not attempted", "unparsed", "NaN", "no
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TextLimits:
     """The most characters of each kind of text; ``samples``: the most of them that are shown."""
 
     answer: int
@@ -54,16 +54,16 @@ class Limits:
 
 # The first that fits is taken. An answer of 20,000 characters is four screens of tokens; nobody reads on in a browser.
 LEVELS = (
-    Limits(answer=20_000, sample=4_000, context=6_000, reply=4_000, samples=50),
-    Limits(answer=6_000, sample=1_000, context=1_500, reply=1_000, samples=20),
-    Limits(answer=2_000, sample=300, context=300, reply=300, samples=10),
-    Limits(answer=500, sample=100, context=0, reply=100, samples=3),
-    Limits(answer=160, sample=0, context=0, reply=0, samples=0),
+    TextLimits(answer=20_000, sample=4_000, context=6_000, reply=4_000, samples=50),
+    TextLimits(answer=6_000, sample=1_000, context=1_500, reply=1_000, samples=20),
+    TextLimits(answer=2_000, sample=300, context=300, reply=300, samples=10),
+    TextLimits(answer=500, sample=100, context=0, reply=100, samples=3),
+    TextLimits(answer=160, sample=0, context=0, reply=0, samples=0),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class AnswerChunks:
     """Packed answers.
 
     Attributes:
@@ -74,7 +74,7 @@ class Chunks:
 
     texts: tuple[str, ...]
     answers: int
-    limits: Limits
+    limits: TextLimits
 
     @property
     def cut(self) -> bool:
@@ -82,7 +82,7 @@ class Chunks:
         return self.limits is not LEVELS[0]
 
 
-def chunks_of(run: ReportedRun, room: int) -> Chunks:
+def chunks_of(run: ReportedRun, room: int) -> AnswerChunks:
     """The answers, their texts as long as fits into so many characters; else as many as fit with short texts."""
     for limits in LEVELS:
         texts: list[str] = []
@@ -93,19 +93,18 @@ def chunks_of(run: ReportedRun, room: int) -> Chunks:
             left -= len(text)
             texts.append(text)
         else:
-            return Chunks(tuple(texts), len(run.answers), limits)
-    return Chunks(tuple(texts), min(len(run.answers), CHUNK * len(texts)), LEVELS[-1])
+            return AnswerChunks(tuple(texts), len(run.answers), limits)
+    return AnswerChunks(tuple(texts), min(len(run.answers), CHUNK * len(texts)), LEVELS[-1])
 
 
-def _packed(run: ReportedRun, limits: Limits) -> Iterator[str]:
+def _packed(run: ReportedRun, limits: TextLimits) -> Iterator[str]:
     for start in range(0, len(run.answers), CHUNK):
         yield packed_json([answer_values(run, each, limits) for each in run.answers[start : start + CHUNK]])
 
 
-def answer_values(run: ReportedRun, answered: Answered, limits: Limits) -> dict[str, Any]:
+def answer_values(run: ReportedRun, answered: Answered, limits: TextLimits) -> dict[str, Any]:
     """One answer as the page's script reads it and its view shows it."""
-    question = answered.question
-    main = "sample-0" if answered.greedy is None else "greedy"
+    question, main = answered.question, (answered.question.id, answered.main_name)
     samples = _samples(run, answered, limits)
     judges = [judged for judged in run.judgings if any((question.id, name) in judged.judgments for name, _ in samples)]
     return {
@@ -115,7 +114,7 @@ def answer_values(run: ReportedRun, answered: Answered, limits: Limits) -> dict[
         "references": [{"text": _cut(each, limits.answer)} for each in question.answers[:100]],
         "ending": _ending(answered),
         "main": _main_values(answered.main, run.relevance.get(question.id), run.span, limits),
-        "judgments": [_judgment_values(each, each.judgments.get((question.id, main)), limits) for each in run.judgings],
+        "judgments": [_judgment_values(each, each.judgments.get(main), limits) for each in run.judgings],
         "sampled": bool(answered.samples),
         "heads": [{"name": printable(each.meta.name)} for each in judges],
         "samples": [
@@ -127,7 +126,7 @@ def answer_values(run: ReportedRun, answered: Answered, limits: Limits) -> dict[
     }
 
 
-def _samples(run: ReportedRun, answered: Answered, limits: Limits) -> list[tuple[str, dict[str, Any]]]:
+def _samples(run: ReportedRun, answered: Answered, limits: TextLimits) -> list[tuple[str, dict[str, Any]]]:
     """The samples by their names; those of one meaning together, under its number."""
     clusters = run.clusters.get(answered.question.id, ())
     shown = answered.samples[: limits.samples]
@@ -145,7 +144,7 @@ def _samples(run: ReportedRun, answered: Answered, limits: Limits) -> list[tuple
 
 
 def _main_values(
-    generation: Generation, relevance: Sequence[float] | None, span: Span, limits: Limits
+    generation: Generation, relevance: Sequence[float] | None, span: Span, limits: TextLimits
 ) -> dict[str, Any]:
     shown = sum(end <= limits.answer for end in generation.ends)
     # Relevance is of the span's tokens; it may go on with the end token's, which is 0 by rule and stands apart here.
@@ -211,7 +210,7 @@ def _runs(places: Sequence[int], shown: int) -> list[list[int]]:
     return runs
 
 
-def _sample_values(generation: Generation, span: Span, limits: Limits) -> dict[str, Any]:
+def _sample_values(generation: Generation, span: Span, limits: TextLimits) -> dict[str, Any]:
     """A sample: its answer, and its thought apart; the figures are of the span that is scored."""
     part = part_of(generation, span)
     log_probs = [generation.log_probs[at] for at in part.tokens]
@@ -228,7 +227,7 @@ def _sample_values(generation: Generation, span: Span, limits: Limits) -> dict[s
     }
 
 
-def _judgment_values(judged: Judged, judgment: Judgment | None, limits: Limits) -> dict[str, Any]:
+def _judgment_values(judged: Judged, judgment: Judgment | None, limits: TextLimits) -> dict[str, Any]:
     about = {"name": printable(judged.meta.name), "code": _code(judgment), "figures": ""}
     if judgment is None:
         return about
@@ -260,7 +259,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
 
-def index_values(run: ReportedRun, chunks: Chunks, scored: int) -> dict[str, Any]:
+def index_values(run: ReportedRun, chunks: AnswerChunks, scored: int) -> dict[str, Any]:
     """The values of the index that the script of the answers reads.
 
     Args:

@@ -16,7 +16,7 @@ from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite
 from gpuherd.qa.evaluation.result import RunEvaluation
 from gpuherd.qa.grading.label_quality import LabelWarning, WarningKind
-from gpuherd.qa.report.answers import FILTERS, LEVELS, SCALES, VERDICTS, Chunks, chunks_of, index_values
+from gpuherd.qa.report.answers import FILTERS, LEVELS, SCALES, VERDICTS, AnswerChunks, chunks_of, index_values
 from gpuherd.qa.report.reading import ReportedRun, reported_run
 from gpuherd.qa.report.views import first_state, views_of
 from gpuherd.qa.runs import Run
@@ -25,24 +25,8 @@ from gpuherd.report.page import MOST_BYTES, PageContents, as_text, by_weight, fr
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A judge that does not look at the answers spoils all that follows; what was merely left out comes last.
-_GRAVEST_FIRST = (
-    WarningKind.NOTHING,
-    WarningKind.SAYS_ONE_THING,
-    WarningKind.INVERTED,
-    WarningKind.CHANCE_AGREEMENT,
-    WarningKind.EXTREME_RATE,
-    WarningKind.APART,
-    WarningKind.ONE_CLASS,
-    WarningKind.FEW_OF_A_CLASS,
-    WarningKind.FLIPPED,
-    WarningKind.NAN,
-    WarningKind.UNPARSED,
-    WarningKind.NOT_ATTEMPTED,
-)
 
-
-def notes_of(run: ReportedRun, chunks: Chunks) -> list[str]:
+def notes_of(run: ReportedRun, chunks: AnswerChunks) -> list[str]:
     """Doubts about the labels that figures are made of, then about other judgings', then what the page leaves out."""
     names = [each.meta.name for each in run.judgings]
     evaluated = [(each.judging, each.warnings) for each in (run.evaluation.judges if run.evaluation else ())]
@@ -65,7 +49,8 @@ def _label_warnings(
 ) -> Iterator[tuple[object, str]]:
     """What each is about, and its sentence."""
     doubts = [(name, each) for name, warnings in judgings for each in warnings]
-    for name, each in sorted(doubts, key=lambda doubt: _GRAVEST_FIRST.index(doubt[1].kind)):
+    gravest_first = list(WarningKind)
+    for name, each in sorted(doubts, key=lambda doubt: gravest_first.index(doubt[1].kind)):
         # Of several judgings: whose labels?
         text = f"{name}: {each.text}" if len(names) > 1 and name not in each.text else each.text
         # That two judgings part is the same, whichever of them says so.
@@ -131,7 +116,7 @@ def make_page(run: ReportedRun, *, most_bytes: int = MOST_BYTES) -> Page:
         styles=[assets / "answers.css"],
         first="measures" if run.evaluation else "answers",
     )
-    notes = notes_of(run, Chunks((), 0, LEVELS[-1]))
+    notes = notes_of(run, AnswerChunks((), 0, LEVELS[-1]))
     without = sum(map(len, packed_views(contents).values())) + frame_bytes(replace(contents, notes=notes))
     room = most_bytes - without
     held = _beginning(run, room // 2)
@@ -151,7 +136,7 @@ def make_page(run: ReportedRun, *, most_bytes: int = MOST_BYTES) -> Page:
 
 
 def _beginning(run: ReportedRun, room: int) -> ReportedRun:
-    """The run, or as many of its first answers as leave some room beside their scores: of 50,000 answers sixty scores
+    """The run, or as many of its first answers as leave some room next to their scores: of 50,000 answers sixty scores
     each would fill the page alone."""
     size = len(_packed_scores(run))
     if size <= room:
@@ -175,7 +160,6 @@ def _packed_verdicts(run: ReportedRun) -> str:
     codes = bytearray()
     for judged in run.judgings:
         for each in run.answers:
-            which = "sample-0" if each.greedy is None else "greedy"
-            found = judged.judgments.get((each.question.id, which))
+            found = judged.judgments.get((each.question.id, each.main_name))
             codes.append(_UNJUDGED if found is None else VERDICTS.index(found.verdict))
     return as_text(bytes(codes))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
 from gpuherd.qa.evaluation.result import ByJudge, MeasureResult, RunEvaluation
-from gpuherd.report.charts import BLUE, GREY, RED, blank_figure, plain_text
+from gpuherd.report.charts import BLUE, GREY, LINES, blank_figure, label_axes, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
 MOST_CURVES = 6
 MOST_BARS = 60
-# After Okabe and Ito, with a stroke each, so that lines differ in grey too.
-_LINES = (
-    (BLUE, "-"),
-    (RED, "--"),
-    ("#009e73", ":"),
-    ("#cc79a7", "-."),
-    ("#e69f00", (0, (6, 2))),
-    ("#56b4e9", (0, (1, 2))),
-)
 
 
 def evaluation_figure(evaluation: RunEvaluation) -> Figure:
@@ -80,21 +71,21 @@ def _ranked(judge: ByJudge) -> list[MeasureResult]:
 
 def _draw_roc(axes: Axes, chosen: Sequence[MeasureResult]) -> None:
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
-    for each, (colour, stroke) in zip(chosen, _LINES, strict=False):
+    for each, (colour, stroke) in zip(chosen, LINES, strict=False):
         label = f"{plain_text(each.name)} {each.auroc.value:.3f}"
         axes.plot([p.x for p in each.roc], [p.y for p in each.roc], color=colour, linestyle=stroke, label=label)
-    _finish(axes, "right answers flagged", "wrong answers flagged")
+    label_axes(axes, "right answers flagged", "wrong answers flagged")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_box_aspect(1)
     axes.legend(fontsize=7, loc="lower right", title="AUROC", title_fontsize=7)
 
 
 def _draw_rejection(axes: Axes, chosen: Sequence[MeasureResult]) -> None:
-    for each, (colour, stroke) in zip(chosen, _LINES, strict=False):
+    for each, (colour, stroke) in zip(chosen, LINES, strict=False):
         axes.plot([p.x for p in each.rejection], [p.y for p in each.rejection], color=colour, linestyle=stroke)
     if chosen:
         axes.axhline(chosen[0].right / chosen[0].scored, color=GREY, linewidth=0.8, linestyle=":")
-    _finish(axes, "share of answers kept, the most certain first", "accuracy of these")
+    label_axes(axes, "share of answers kept, the most certain first", "accuracy of these")
     axes.set_xlim(0, 1)
 
 
@@ -110,11 +101,4 @@ def _draw_aurocs(axes: Axes, ranked: Sequence[MeasureResult], confidence: float)
         axes.plot([value], [place], "o", color=BLUE, markersize=4, fillstyle="full" if each.conclusive else "none")
     axes.set_yticks(range(len(ranked)), [plain_text(each.name, 36) for each in ranked])
     axes.set_ylim(len(ranked) - 0.4, -0.6)
-    _finish(axes, f"AUROC with its {100 * confidence:g} % interval", "")
-
-
-def _finish(axes: Axes, x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=8)
-    axes.set_ylabel(y, fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.grid(alpha=0.25)
+    label_axes(axes, f"AUROC with its {100 * confidence:g} % interval", "")

@@ -16,7 +16,7 @@ from gpuherd.jobs.queue.reader import notes_on_gpus
 from gpuherd.qa.evaluation.result import BadEvaluation, RunEvaluation, read_evaluation
 from gpuherd.qa.generate.config import BACKEND_IN_RECORDS
 from gpuherd.qa.grading.audit import Audit, audits
-from gpuherd.qa.grading.files import JudgingMeta, judgings_of, judgments
+from gpuherd.qa.grading.files import JudgingMeta, judgings_of
 from gpuherd.qa.grading.verdicts import Judgment
 from gpuherd.qa.measures.evidence import EvidenceNeed, answers_of
 from gpuherd.qa.record import Answered
@@ -106,18 +106,18 @@ def reported_run(run: Run, evaluation: RunEvaluation | None, console: Console | 
         DamagedRun, BadJudging, BadScoring: a file that the evaluation was made of is damaged.
     """
     answers = list(run.answers())
-    metas = _judgings(run, evaluation)
     scoring = _scoring(run, evaluation)
+    audited = audits(run, _judgings(run, evaluation), console)
     return ReportedRun(
         title=run.run_id,
         facts=_facts(run, answers, scoring, evaluation),
         settings=_settings(run, scoring, evaluation),
         answers=answers,
-        judgings=[_judged(run, meta) for meta in metas],
+        judgings=[Judged(each.meta, {(one.id, one.which): one for one in each.judged.judgments}) for each in audited],
         scores=[] if scoring is None else _scores(run, scoring, evaluation),
         relevance=_relevance(run, answers, scoring),
         clusters={} if scoring is None else _clusters(run, answers, scoring),
-        audits=[each.audit for each in audits(run, metas, console)],
+        audits=[each.audit for each in audited],
         span="answer" if scoring is None else scoring.span,
         evaluation=evaluation,
         notes=_notes(run),
@@ -150,10 +150,6 @@ def _judgings(run: Run, evaluation: RunEvaluation | None) -> list[JudgingMeta]:
     there = [meta for meta in judgings_of(run.folder) if meta.answers_sha256 == run.answers_sha256]
     first = [] if evaluation is None else [judge.judging for judge in evaluation.judges]
     return sorted(there, key=lambda meta: first.index(meta.name) if meta.name in first else len(first))
-
-
-def _judged(run: Run, meta: JudgingMeta) -> Judged:
-    return Judged(meta, {(each.id, each.which): each for each in judgments(run.folder, meta)})
 
 
 def _scoring(run: Run, evaluation: RunEvaluation | None) -> ScoringMeta | None:
@@ -228,7 +224,7 @@ def _equivalence_rows(run: Run, scoring: ScoringMeta) -> Sequence[Row | None]:
     said = scoring.statistics[EvidenceNeed.EQUIVALENCE]
     for meta in statistics_of(run.folder, run.answers_sha256):
         if meta.name in said:
-            return list(rows(run.folder, meta))
+            return rows(run.folder, meta)
     raise BadStatistic(f"{said} is not there any more")
 
 

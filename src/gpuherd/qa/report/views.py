@@ -401,13 +401,11 @@ def _position_chart(found: ByJudge) -> Node:
     lines = []
     for at, (word, look) in enumerate((("right", _RIGHT), ("wrong", _WRONG))):
         figures = [(float(each.position), each.right if at == 0 else each.wrong) for each in found.positions]
-        points = [(x, each.value) for x, each in figures if is_known(each.value)]
-        band = [(x, *ends) for x, each in figures if is_known(each.value) and (ends := _ends(each.interval))]
 
         def extra(x: float, at: int = at) -> str:
             return f"({answers[round(x)][at]} answers)" if round(x) in answers else ""
 
-        lines.append(Line(word, points, look, band, extra))
+        lines.append(_figures_line(word, figures, look, extra))
     # A wide interval of few answers must not flatten the lines.
     top = max(0.1, *(y for line in lines for _, y in line.points)) * 1.25
     last = max(1.0, float(found.positions[-1].position))
@@ -421,21 +419,28 @@ def _position_chart(found: ByJudge) -> Node:
     )
 
 
+def _figures_line(
+    word: str, figures: Sequence[tuple[float, Figure]], look: Stroke, extra: Callable[[float], str]
+) -> Line:
+    """The figures that are known, with the band of their intervals."""
+    points = [(x, each.value) for x, each in figures if is_known(each.value)]
+    band = [(x, *ends) for x, each in figures if is_known(each.value) and (ends := _ends(each.interval))]
+    return Line(word, points, look, band, extra)
+
+
 def _prefix_chart(found: ByJudge) -> Node:
     lengths = [each.length for each in found.prefixes]
     lines = []
     for number, (word, figures) in enumerate(
         (("sum of NLL", [e.nll for e in found.prefixes]), ("mean of NLL", [e.mean_nll for e in found.prefixes]))
     ):
-        known = [(float(at), each) for at, each in enumerate(figures) if is_known(each.value)]
 
         def extra(x: float, figures: Sequence[Figure] = figures) -> str:
             ends = _ends(figures[round(x)].interval)
             return "" if ends is None else f"[{fixed(ends[0])}, {fixed(ends[1])}]"
 
-        points = [(x, each.value or 0.0) for x, each in known]
-        band = [(x, *ends) for x, each in known if (ends := _ends(each.interval))]
-        lines.append(Line(word, points, stroke(number), band, extra))
+        at_places = [(float(at), each) for at, each in enumerate(figures)]
+        lines.append(_figures_line(word, at_places, stroke(number), extra))
     low = min(0.4, *(y for line in lines for y in (*(y for _, y in line.points), *(low for _, low, _ in line.band))))
     shorter = [f"{e.shorter} of {e.answers} answers are shorter than {e.length}" for e in found.prefixes if e.shorter]
     few = "" if all(each.conclusive for each in found.measures) else f"{_TOO_FEW} "

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError, naming_extras
 from gpuherd.qa.folder import DescribedResults, QADirectory
+from gpuherd.qa.measures.registry import ScoreTable
 from gpuherd.qa.span import Span, span_in
 
 _KEYS = ("number", "id")
@@ -95,19 +96,6 @@ SCORINGS = DescribedResults(
 )
 
 # --- files --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreTable:
-    """Scores of a run.
-
-    Attributes:
-        ids: of the questions, in order.
-        columns: by the measure's exact name a value for each question, higher is more uncertain; None: undefined.
-    """
-
-    ids: tuple[str, ...]
-    columns: Mapping[str, tuple[float | None, ...]]
 
 
 def scorings_of(folder: QADirectory) -> list[ScoringMeta]:

@@ -19,7 +19,7 @@ from gpuherd.qa.statistics.registry import Has, NeedSource, Planning, option_cla
 if TYPE_CHECKING:
     # At run time every statistic that is found takes part. Type checkers know the keywords of these.
     from gpuherd.qa.statistics.equivalence import EquivalenceOptions
-    from gpuherd.qa.statistics.p_true import PTrueOptions
+    from gpuherd.qa.statistics.self_evaluation import PTrueOptions
 
     class _OfAllStatistics(PTrueOptions, EquivalenceOptions): ...
 
@@ -116,7 +116,7 @@ def sources(options: ScoreOptions, has: Has, planned: Mapping[str, StatisticSpec
         if each.of_samples and not has.samples:
             found |= dict.fromkeys(each.needs, samples)
         else:
-            found |= each.sources(options, has, planned)
+            found |= {need: each.source(need, options, has, planned) for need in each.needs}
     order: dict[str, int] = {need: place for place, need in enumerate(EvidenceNeed)}  # in which statistics are measured
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 

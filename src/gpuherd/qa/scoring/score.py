@@ -7,13 +7,13 @@ first; what measures get of a statistic is computed by that statistic.
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -23,29 +23,18 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
 from gpuherd.lm.forward import plan_batches
-from gpuherd.models.load.jobs import JobRequest, WorkerCall, job_request, resources_for, shard_jobs
+from gpuherd.models.load.jobs import JobRequest, job_request, resources_for, shard_jobs
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.models.memory.kv_cache import Workload
-from gpuherd.qa.folder import DEFAULT_RUNS_DIR
 from gpuherd.qa.grading.files import judging_named, judgments
 from gpuherd.qa.grading.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, answers_of
-from gpuherd.qa.measures.registry import FORMULAS_VERSION, ScoreColumns, compute, measures
+from gpuherd.qa.measures.registry import FORMULAS_VERSION, ScoreTable, compute, measures
 from gpuherd.qa.numbers import mostly_numbers
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run, open_run
-from gpuherd.qa.scoring.files import (
-    SCORINGS,
-    BadScoring,
-    ScoredMeasure,
-    ScoreTable,
-    ScoringMeta,
-    scoring_named,
-    write_scoring,
-)
-from gpuherd.qa.scoring.files import (
-    scores as read_scores,
-)
+from gpuherd.qa.scoring.files import SCORINGS, BadScoring, ScoredMeasure, ScoringMeta, scoring_named, write_scoring
+from gpuherd.qa.scoring.files import scores as read_scores
 from gpuherd.qa.scoring.options import (
     MeasureSelection,
     ScoreOptions,
@@ -64,16 +53,16 @@ from gpuherd.qa.statistics.files import (
     rows,
     statistic_named,
     statistics_of,
-    write_task,
 )
 from gpuherd.qa.statistics.registry import Has, Planning, Row, ValueInputs, Values, statistic_of, statistics
 from gpuherd.qa.statistics.similarity import encoder_of
 from gpuherd.runs.console import track
 from gpuherd.runs.files import single_writer, write_lines, write_values
 from gpuherd.runs.shard_file import Shard
-from gpuherd.runs.shards import ShardedDirectory, ShardedWork, gathered_lines, shard_records
+from gpuherd.runs.shards import ShardedDirectory, ShardedWork, gathered_lines, shard_records, write_task
 from gpuherd.runs.spec import digest_of, versions
 from gpuherd.runs.stage import Stage, StageOutcome
+from gpuherd.units import counted
 
 # --- one statistic ----------------------------------------------------------------------------------------------------
 
@@ -137,16 +126,16 @@ class StatisticStage(Stage[StageOutcome]):
         self.work.begin(self.asks.at_once)
 
     def jobs(self) -> Sequence[Job]:
-        call = WorkerCall(
-            module=WORKER,
-            model=self.model,
-            words=(),
-            workload=self._workload,
-            simulate=self._simulate,
-            identity=self.work.identity,
+        return shard_jobs(
+            WORKER,
+            self.model,
+            self.work,
+            self.asks,
+            self._workload,
+            self._job_options,
             title=self.spec.name,
+            simulate=self._simulate,
         )
-        return shard_jobs(call, self.shards, self.folder, self.asks, self._job_options)
 
     @property
     def folders_of_results(self) -> Sequence[Path]:
@@ -290,15 +279,14 @@ class ScoringStage(Stage[ScoreOutcome]):
         """Which measures would be computed, and which statistics measured first."""
         families = Counter(each.name.partition(":")[0] for each in self.choice.measures)
         names = [name if number == 1 else f"{name} ({number})" for name, number in families.items()]
-        count = "1 measure" if len(self.choice.measures) == 1 else f"{len(self.choice.measures)} measures"
-        lines = [f"{count}: {', '.join(names)}"]
+        lines = [f"{counted(len(self.choice.measures), 'measure')}: {', '.join(names)}"]
         lines += [
             f"{need}: {source.said}"
             for need, source in sorted(self.choice.sources.items())
             if need not in (EvidenceNeed.GREEDY, EvidenceNeed.SAMPLES)
         ]
         for work in self.missing:
-            jobs = "1 job" if len(work.shards) == 1 else f"{len(work.shards)} jobs"
+            jobs = counted(len(work.shards), "job")
             lines.append(f"to measure: {work.spec.name} by {work.model}: {jobs}, each {work.asks.sentence}")
         return [*lines, *super().plan_lines()]
 
@@ -322,7 +310,7 @@ class ScoringStage(Stage[ScoreOutcome]):
         if there is None:
             # Each question's measures are computed in turn; what takes long are long answers and many samples.
             scores = compute([each.name for each in self.choice.measures], track(self.console, evidences, "measures"))
-            there = write_scoring(folder, _with_counts(meta, scores), ScoreTable(scores.ids, scores.columns))
+            there = write_scoring(folder, _with_counts(meta, scores), scores)
             _refuse_other(there, meta)  # another command may have been first to take the name
         return ScoreOutcome(
             meta=there,
@@ -386,7 +374,7 @@ class ScoringStage(Stage[ScoreOutcome]):
         judging = judging_named(self.source.folder, self.options.judge)
         if judging.answers_sha256 != self.source.answers_sha256:
             raise UsageError(f"judging {judging.name} judged other answers than those that are there; judge again")
-        main = "greedy" if any(each.greedy is not None for each in self.answers) else "sample-0"
+        main = self.answers[0].main_name
         found = {each.id: each for each in judgments(self.source.folder, judging) if each.which == main}
         if not found:
             raise UsageError(f"judging {judging.name} has not judged the {main} answers, whose labels are needed")
@@ -397,7 +385,7 @@ class ScoringStage(Stage[ScoreOutcome]):
         """The evidence of each question, and remarks for the user."""
         tables: dict[str, Sequence[Row]] = {}
         for spec in self.choice.statistics:
-            tables[spec.name] = list(rows(self.source.folder, metas[spec.name]))
+            tables[spec.name] = rows(self.source.folder, metas[spec.name])
             if len(tables[spec.name]) != len(self.answers):
                 raise BadScoring(f"{spec.name} has {len(tables[spec.name])} questions, the run {len(self.answers)}")
         labels = [self._label(each) for each in self.answers]
@@ -460,7 +448,7 @@ class ScoringStage(Stage[ScoreOutcome]):
         return there
 
 
-def _with_counts(meta: ScoringMeta, scores: ScoreColumns) -> ScoringMeta:
+def _with_counts(meta: ScoringMeta, scores: ScoreTable) -> ScoringMeta:
     counted = tuple(
         replace(each, defined=scores.defined(each.name), undefined=dict(scores.undefined[each.name]))
         for each in meta.measures
@@ -509,7 +497,7 @@ def score_lines(console: Console, run: Run, outcome: ScoreOutcome) -> list[str]:
     lines.append(f"end token: {'counted' if meta.eos == 'include' else 'left out'}")
     lines += [f"note: {remark}" for remark in outcome.remarks]
     lines.append(f"scoring {meta.name}: {run.folder.scoring(meta.name, '.csv')}")
-    return [*lines, f"next: gpuherd evaluate {run.run_id} --judge J --scores {meta.name}{_where(run)}"]
+    return [*lines, f"next: gpuherd evaluate {run.run_id} --judge J --scores {meta.name}{run.folder.runs_dir_option}"]
 
 
 def left_out_lines(left_out: Sequence[tuple[str, str]]) -> list[str]:
@@ -520,23 +508,13 @@ def left_out_lines(left_out: Sequence[tuple[str, str]]) -> list[str]:
     return [f"left out: {_some(names)}: {why}" for why, names in by_reason.items()]
 
 
-def _where(run: Run) -> str:
-    """The option that says where the run is, where it is not in the usual place."""
-    place = run.folder.root.parent
-    return "" if place == Path(DEFAULT_RUNS_DIR).absolute() else f" --runs-dir {shlex.quote(str(place))}"
-
-
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def _range(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     """Lowest, median, highest; None of no values."""
-    if not values:
-        return None, None, None
-    middle = len(values) // 2
-    median = values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
-    return values[0], median, values[-1]
+    return (values[0], median(values), values[-1]) if values else (None, None, None)
 
 
 def _number(value: float | None) -> str:

@@ -16,9 +16,9 @@ from gpuherd.gpus.visible import described
 from gpuherd.models.load.jobs import is_writer, run_model_worker
 from gpuherd.models.load.options import ShardOptions
 from gpuherd.qa.runs import run_of_path
-from gpuherd.qa.statistics.files import BadStatistic, read_task
+from gpuherd.qa.statistics.files import BadStatistic, StatisticTask
 from gpuherd.qa.statistics.registry import JobInputs, statistic_of
-from gpuherd.runs.shards import ShardedDirectory, work_through
+from gpuherd.runs.shards import ShardedDirectory, read_task, work_through
 from gpuherd.runs.worker import unbuffered
 
 MODULE = "gpuherd.qa.scoring.worker"
@@ -34,7 +34,7 @@ example:
 def work(options: ShardOptions, words: Sequence[str]) -> None:
     """Measures what is not there yet of a shard. Raises what loading and measuring raise."""
     folder = ShardedDirectory(options.folder)
-    task = read_task(folder)
+    task = read_task(folder, StatisticTask)
     run = run_of_path(task.run)
     if run.answers_sha256 != task.answers_sha256:
         raise BadStatistic(f"{folder.root} was begun for other answers than those in {run.folder.root}; remove it")

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from itertools import product
+from functools import partial
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpuherd.lm.backend import PromptTokens
@@ -21,26 +22,26 @@ from gpuherd.lm.tokens import spellings
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.options import option
 from gpuherd.qa.encoders.models import Entailment, EntailmentQuery, NliModel, NliRelation
+from gpuherd.qa.grading.config import share
 from gpuherd.qa.measures.evidence import EvidenceNeed
 from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, span_setting, with_closed_thought
 from gpuherd.qa.statistics.files import StatisticSpec, line, short
 from gpuherd.qa.statistics.language_model import (
     Weigher,
-    filled,
     generator_of,
     load_settings,
     longest_prompt,
     mass_remarks,
     mass_seen,
     one_line,
-    prompt_ids,
 )
 from gpuherd.qa.statistics.registry import (
     BatchMeasurer,
     Has,
     JobInputs,
     NeedSource,
+    Planned,
     Planning,
     Row,
     Statistic,
@@ -83,79 +84,57 @@ _CUE = "Response:"
 ENTAILMENT_SHA256 = hashlib.sha256(f"{_ENTAILMENT}\n{_CUE}".encode()).hexdigest()
 
 
-def share(word: str) -> float:
-    """A number from 0 to 1."""
-    value = float(word)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{word!r} is not from 0 to 1")
-    return value
+# An option of a group.
+_models = partial(option, group="models")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EquivalenceOptions(SimilarityOptions):
     """When two samples mean the same, and what the edges of their graph are."""
 
-    equivalence: EquivalenceWord | None = option(
+    equivalence: EquivalenceWord | None = _models(
         None,
         help="when two samples mean the same: equal but for case, punctuation and articles; of one result, numbers by "
         "value; each entails the other by an NLI model, or by a prompted language model; their similarity is at "
         "least a threshold (default: math where most references are numbers, else exact)",
         choices=get_args(EquivalenceWord),
-        group="models",
     )
-    equivalence_model: str | None = option(
+    equivalence_model: str | None = _models(
         None,
         help="the NLI model, such as microsoft/deberta-large-mnli; the language model (default: the one that "
         "answered); the model of similarity (default: the similarity model)",
         metavar="PATH_OR_ID",
-        group="models",
     )
-    equivalence_rule: RuleWord = option(
+    equivalence_rule: RuleWord = _models(
         "strict",
         help="each entails the other, or: neither contradicts and not both are neutral",
         choices=get_args(RuleWord),
-        group="models",
     )
-    equivalence_threshold: float = option(
-        DEFAULT_THRESHOLD, help="of --equivalence embedding", parse=share, metavar="G", group="models"
+    equivalence_threshold: float = _models(
+        DEFAULT_THRESHOLD, help="of --equivalence embedding", parse=share, metavar="G"
     )
-    condition_on_question: bool = option(
-        False, help="put the question before both samples for the NLI model", group="models"
-    )
-    affinity: AffinityWord | None = option(
+    condition_on_question: bool = _models(False, help="put the question before both samples for the NLI model")
+    affinity: AffinityWord | None = _models(
         None,
         help="edges of the graph of samples: p(entailment), similarity, or shared words (default: p(entailment) where "
         "the equivalence has it, else shared words)",
         choices=get_args(AffinityWord),
-        group="models",
     )
 
-    def contradictions(self) -> list[tuple[bool, str]]:
+    def contradictions(self) -> Iterator[str]:
         """Options of one kind of equivalence where another is chosen."""
+        yield from super().contradictions()
         by = self.equivalence
-        return [
-            *super().contradictions(),
-            (
-                self.equivalence_model is not None and by in (None, *BY_TEXT),
-                "--equivalence-model needs --equivalence nli, judge or embedding",
-            ),
-            (
-                by == "nli" and self.equivalence_model is None,
-                "--equivalence nli needs --equivalence-model, such as microsoft/deberta-large-mnli",
-            ),
-            (
-                self.equivalence_rule != "strict" and by not in ("nli", "judge"),
-                "--equivalence-rule is about what entails what; it needs --equivalence nli or judge",
-            ),
-            (
-                self.condition_on_question and by != "nli",
-                "--condition-on-question is of --equivalence nli; a language model is shown the question always",
-            ),
-            (
-                self.equivalence_threshold != DEFAULT_THRESHOLD and by != "embedding",
-                "--equivalence-threshold is of --equivalence embedding",
-            ),
-        ]
+        if self.equivalence_model is not None and by in (None, *BY_TEXT):
+            yield "--equivalence-model needs --equivalence nli, judge or embedding"
+        if by == "nli" and self.equivalence_model is None:
+            yield "--equivalence nli needs --equivalence-model, such as microsoft/deberta-large-mnli"
+        if self.equivalence_rule != "strict" and by not in ("nli", "judge"):
+            yield "--equivalence-rule is about what entails what; it needs --equivalence nli or judge"
+        if self.condition_on_question and by != "nli":
+            yield "--condition-on-question is of --equivalence nli; a language model is shown the question always"
+        if self.equivalence_threshold != DEFAULT_THRESHOLD and by != "embedding":
+            yield "--equivalence-threshold is of --equivalence embedding"
 
 
 class SampleEntailment(Statistic[EquivalenceOptions]):
@@ -205,25 +184,18 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
         settings = {"by": "judge", "prompt_sha256": ENTAILMENT_SHA256, **load_settings(loaded)}
         return StatisticSpec(self.kind, model, sha256, settings | span_setting(options.span))
 
-    def sources(
-        self, options: EquivalenceOptions, has: Has, planned: Mapping[str, StatisticSpec]
-    ) -> dict[str, NeedSource | str]:
+    def source(self, need: str, options: EquivalenceOptions, has: Has, planned: Planned) -> NeedSource | str:
         """As the options say: texts, similarity, or relations."""
-        return {
-            EvidenceNeed.EQUIVALENCE: self._equivalence(options, has, planned),
-            EvidenceNeed.AFFINITY: self._affinity(options, has, planned),
-        }
-
-    def _equivalence(
-        self, options: EquivalenceOptions, has: Has, planned: Mapping[str, StatisticSpec]
-    ) -> NeedSource | str:
+        if need == EvidenceNeed.AFFINITY:
+            return self._affinity(options, has, planned)
         if options.equivalence == "math":
             return NeedSource("math: of one result, numbers by value")
         if options.equivalence in (None, "exact"):
             return NeedSource("exact: equal but for case, punctuation and articles")
         if options.equivalence == "embedding":
-            spec = planned.get("equivalence-similarity")
-            met = NeedSource(spec.name, spec) if spec else SIMILARITY.source(options, has, planned)
+            met = SIMILARITY.source(EvidenceNeed.SIMILARITY, options, has, planned)
+            if (spec := planned.get("equivalence-similarity")) is not None:
+                met = NeedSource(spec.name, spec)
             if isinstance(met, str):
                 return met
             return NeedSource(f"{met.said}, at least {options.equivalence_threshold}", met.spec)
@@ -232,15 +204,13 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
             return f"--equivalence {options.equivalence} has no model"
         return NeedSource(f"{spec.name}, {options.equivalence_rule}", spec)
 
-    def _affinity(
-        self, options: EquivalenceOptions, has: Has, planned: Mapping[str, StatisticSpec]
-    ) -> NeedSource | str:
+    def _affinity(self, options: EquivalenceOptions, has: Has, planned: Planned) -> NeedSource | str:
         entailment = planned.get("entailment")
         by = options.affinity or ("jaccard" if entailment is None else "nli")
         if by == "jaccard":
             return NeedSource("jaccard: shared words")
         if by == "similarity":
-            return SIMILARITY.source(options, has, planned)
+            return SIMILARITY.source(EvidenceNeed.SIMILARITY, options, has, planned)
         if entailment is None:
             return "--affinity nli takes p(entailment) of --equivalence nli or judge"
         return NeedSource(f"{entailment.name}, p(entailment)", entailment)
@@ -315,29 +285,23 @@ def measure_entailment(model: Entailment, answered: Sequence[Answered], span: Sp
     queries = [
         EntailmentQuery(each.question.question, premise, hypothesis)
         for each, different in zip(answered, unique, strict=True)
-        for premise, hypothesis in product(different, repeat=2)
-        if premise != hypothesis
+        for premise, hypothesis in permutations(different, 2)
     ]
-    relations = iter(model.relations(queries))
+    found = dict(zip(queries, model.relations(queries), strict=True))
     lines = []
     for each, said, different in zip(answered, texts, unique, strict=True):
-        table: list[list[list[float] | None]] = []
-        missing = False
-        for premise in different:
-            row: list[list[float] | None] = []
-            for hypothesis in different:
-                relation = None if premise == hypothesis else next(relations)
-                missing |= relation is None and premise != hypothesis
-                row.append(
-                    None
-                    if relation is None
-                    else [short(each) for each in (relation.entailment, relation.neutral, relation.contradiction)]
-                )
-            table.append(row)
+        text = each.question.question
+        cells = [[found.get(EntailmentQuery(text, one, other)) for other in different] for one in different]
+        missing = sum(cell is None for row in cells for cell in row) > len(different)
         why = why_of_samples(said, missing)
         places = [different.index(text) for text in said]
-        lines.append(line(each, {"texts": places, "relations": None if why else table}, why))
+        lines.append(line(each, {"texts": places, "relations": None if why else [*map(_probabilities, cells)]}, why))
     return lines
+
+
+def _probabilities(row: Sequence[NliRelation | None]) -> list[list[float] | None]:
+    cells = [() if each is None else (each.entailment, each.neutral, each.contradiction) for each in row]
+    return [[*map(short, each)] or None for each in cells]
 
 
 class EntailmentPrompts:
@@ -352,18 +316,17 @@ class EntailmentPrompts:
     def text(self, query: EntailmentQuery) -> str:
         """The prompt without a chat template around it."""
         question, premise, hypothesis = (one_line(text, self._controls) for text in query)
-        return filled(_ENTAILMENT, {"question": question, "premise": premise, "hypothesis": hypothesis})
+        return _ENTAILMENT.format(question=question, premise=premise, hypothesis=hypothesis)
 
     def tokens(self, query: EntailmentQuery) -> tuple[int, ...]:
         """The prompt as token ids."""
-        text = self.text(query)
-        if getattr(self._tokenizer, "chat_template", None):
-            from gpuherd.qa.prompts.conversation import templated
+        from gpuherd.qa.prompts.conversation import templated, token_ids
 
-            # Where the template opens a thought the words would else be weighed in the middle of it.
-            whole = with_closed_thought(templated(self._tokenizer, [{"role": "user", "content": text}]))
-            return tuple(self._tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])
-        return prompt_ids(self._tokenizer, f"{text}\n{_CUE}")
+        text, chat = self.text(query), bool(getattr(self._tokenizer, "chat_template", None))
+        # Where the template opens a thought the words would else be weighed in the middle of it.
+        conversation = [{"role": "user", "content": text}]
+        whole = with_closed_thought(templated(self._tokenizer, conversation)) if chat else f"{text}\n{_CUE}"
+        return token_ids(self._tokenizer, whole, conversation=chat)
 
 
 class PromptedEntailment:
@@ -409,9 +372,8 @@ class MeaningRule(StrEnum):
     """When two answers mean the same."""
 
     STRICT = "strict"  # each follows from the other (Kuhn et al. 2023)
-    NOT_CONTRADICTING = (
-        "not-contradicting"  # neither contradicts, and not both are neutral (Farquhar et al. 2024, code)
-    )
+    # Neither contradicts, and not both are neutral (Farquhar et al. 2024, code).
+    NOT_CONTRADICTING = "not-contradicting"
 
 
 def mean_the_same(there: NliRelation, back: NliRelation, rule: MeaningRule) -> bool:

@@ -8,19 +8,16 @@ the folder of their work. Knows no model.
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.lm.backend import as_float32
 from gpuherd.qa.folder import DescribedResults, QADirectory
 from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, span_in
 from gpuherd.runs import records
-from gpuherd.runs.files import write_values
-from gpuherd.runs.shards import ShardedDirectory
 from gpuherd.runs.spec import digest_of
 
 
@@ -125,15 +122,9 @@ def statistic_named(folder: QADirectory, name: str, answers_sha256: str) -> Stat
     return meta
 
 
-def rows(folder: QADirectory, meta: StatisticMeta) -> Iterator[dict[str, Any]]:
+def rows(folder: QADirectory, meta: StatisticMeta) -> list[dict[str, Any]]:
     """The values of each question, in order. Raises BadStatistic if the file is not as it was written."""
-    path = folder.statistic(meta.name)
-    data = STATISTICS.content(folder, meta)
-    for number, line in enumerate(data.splitlines()):
-        value = json.loads(line)
-        if value.get("number") != number:
-            raise BadStatistic(f"{path}, line {number + 1}: not what belongs there; {STATISTICS.remedy}")
-        yield value
+    return [json.loads(line) for line in STATISTICS.content(folder, meta).splitlines()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,31 +134,6 @@ class StatisticTask:
     run: str
     answers_sha256: str
     spec: StatisticSpec
-
-
-def task_path(folder: ShardedDirectory) -> Path:
-    """Where it is written."""
-    return folder.root / "task.json"
-
-
-def write_task(folder: ShardedDirectory, task: StatisticTask) -> None:
-    """Writes it. Raises CannotWrite."""
-    values = records.jsonable(task)
-    spec = values.pop("spec")
-    write_values(task_path(folder), values | spec)
-
-
-def read_task(folder: ShardedDirectory) -> StatisticTask:
-    """The task that ``write_task`` wrote. Raises BadStatistic."""
-    path = task_path(folder)
-    try:
-        values = json.loads(path.read_bytes())
-        task: StatisticTask = records.read(StatisticTask, {**values, "spec": values})
-    except OSError as problem:
-        raise BadStatistic(f"{path} can't be read: {problem.strerror}; gpuherd score writes it") from None
-    except (ValueError, KeyError, TypeError) as problem:
-        raise BadStatistic(f"{path} is damaged: {problem}; remove {folder.root} and score again") from None
-    return task
 
 
 # --- lines --------------------------------------------------------------------------------------------------------
@@ -182,9 +148,6 @@ def line(answered: Answered, values: Mapping[str, Any], why: str | None = None) 
 
 def short(value: float) -> float:
     """The same to float32, which is what models compute in, in as few digits as are needed for that."""
-    single: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    for digits in (6, 7, 8):
-        found = float(f"{single:.{digits}g}")
-        if struct.unpack("<f", struct.pack("<f", found))[0] == single:
-            return found
-    return single
+    single = as_float32(value)
+    shorter = (float(f"{single:.{digits}g}") for digits in (6, 7, 8))
+    return next((each for each in shorter if as_float32(each) == single), single)

@@ -7,7 +7,6 @@ taken apart, so that no answer can end its line and go on with another.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -176,12 +175,6 @@ def mass_remarks(seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def prompt_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """The tokens of a text with what the tokenizer puts before any (BOS, in most), without what a few put behind it."""
-    ids = tuple(tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])
-    return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
-
-
 def one_line(text: str, controls: Sequence[str]) -> str:
     """The text on one line, single spaces, control tokens taken apart.
 
@@ -191,8 +184,3 @@ def one_line(text: str, controls: Sequence[str]) -> str:
     from gpuherd.qa.prompts.conversation import defused
 
     return defused(" ".join(text.split()), controls)
-
-
-def filled(form: str, values: Mapping[str, str]) -> str:
-    """The form with its slots filled at once: what stands in a value is no slot."""
-    return re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], form)

@@ -3,7 +3,7 @@
     RELEVANCE = register(Relevance())
 
 A statistic owns its options (a dataclass of ``option`` fields: they become flags of ``gpuherd score``), what it would
-measure with them (``plan``, ``sources``), what that costs (``cost``), what a job does (``job``), and what measures get
+measure with them (``plan``, ``source``), what that costs (``cost``), what a job does (``job``), and what measures get
 of it (``values``). Its module is imported at every start of ``gpuherd score``: at its top only ``registry`` and other
 light modules are imported. Knows no single statistic.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from gpuherd.errors import BadModel, UsageError, printable
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 Eos = Literal["include", "exclude"]
 LongTexts = Literal["refuse", "cut"]
 Row = Mapping[str, Any]
+Planned = Mapping[str, StatisticSpec]  # by names that the statistics know
 
 # Why a question has no value.
 TOO_LONG = "a text is too long for the model"
@@ -46,33 +48,32 @@ NOT_FINITE = "the model gives no finite number"
 QUESTIONS_AT_ONCE = 16
 
 
+# An option of a group.
+_measures = partial(option, group="measures")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions(RunsOptions, WorkOptions):
     """The options of every scoring; those of a statistic are a subclass, which adds its own."""
 
-    measures: tuple[str, ...] = option(
+    measures: tuple[str, ...] = _measures(
         (),
         help="exact names, or the beginning of several (weighted-nll); log-probs: what needs nothing but the answers; "
         "all (default: what the answers, the models named here and earlier scorings allow)",
         many=True,
         metavar="M",
-        group="measures",
     )
-    name: str | None = option(
-        None, help="name of the scoring (default: 8 hex digits of all it depends on)", metavar="NAME", group="measures"
+    name: str | None = _measures(
+        None, help="name of the scoring (default: 8 hex digits of all it depends on)", metavar="NAME"
     )
-    eos: Eos = option(
-        "include",
-        help="whether the token that ended an answer counts among its tokens",
-        choices=get_args(Eos),
-        group="measures",
+    eos: Eos = _measures(
+        "include", help="whether the token that ended an answer counts among its tokens", choices=get_args(Eos)
     )
-    span: Span = option(
+    span: Span = _measures(
         "answer",
         help="which part of what a reasoning model wrote is measured, texts and tokens alike: the answer behind its "
         "thought, the thought, or both; without thoughts these are the same",
         choices=SPANS,
-        group="measures",
     )
     long_texts: LongTexts = option(
         "refuse",
@@ -93,20 +94,16 @@ class CommonOptions(RunsOptions, WorkOptions):
     def __post_init__(self) -> None:
         WorkOptions.__post_init__(self)
         object.__setattr__(self, "measures", tuple(self.measures))
-        for wrong, sentence in self.contradictions():
-            if wrong:
-                raise UsageError(sentence)
+        for sentence in self.contradictions():
+            raise UsageError(sentence)
 
-    def contradictions(self) -> Iterable[tuple[bool, str]]:
-        """Contradictions among these options: whether each holds, and the error message for it.
-
-        A subclass adds its own to those of ``super()``.
-        """
-        yield (
-            self.name is not None and safe_name(self.name) != self.name,
-            f"--name {self.name!r}: a scoring's name has letters, digits and . _ + = @ - in it, at most 120, and "
-            "begins with none of . and -",
-        )
+    def contradictions(self) -> Iterator[str]:
+        """Contradictions among these options, as error messages. A subclass adds its own to those of ``super()``."""
+        if self.name is not None and safe_name(self.name) != self.name:
+            yield (
+                f"--name {self.name!r}: a scoring's name has letters, digits and . _ + = @ - in it, at most 120, and "
+                "begins with none of . and -"
+            )
 
 
 OptionsT = TypeVar("OptionsT", bound=CommonOptions)
@@ -291,14 +288,14 @@ class Statistic(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def plan(self, options: OptionsT, planning: Planning) -> dict[str, StatisticSpec]:
-        """The statistics that the models in the options could measure, by names that ``sources`` knows.
+        """The statistics that the models in the options could measure, by names that ``source`` knows.
 
         Models are looked at only where a measure needs them. Raises MissingModel, BadModel, UsageError.
         """
 
     @abstractmethod
-    def sources(self, options: OptionsT, has: Has, planned: Mapping[str, StatisticSpec]) -> dict[str, NeedSource | str]:
-        """For each of its needs where it is met from, or the reason why it isn't. Pure.
+    def source(self, need: str, options: OptionsT, has: Has, planned: Planned) -> NeedSource | str:
+        """Where one of its needs is met from, or the reason why it isn't. Pure.
 
         Args:
             planned: what all statistics planned.

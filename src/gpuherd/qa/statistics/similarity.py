@@ -22,6 +22,7 @@ from gpuherd.qa.statistics.registry import (
     Has,
     JobInputs,
     NeedSource,
+    Planned,
     Planning,
     Row,
     Statistic,
@@ -96,30 +97,29 @@ def self_similarity_remarks(seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...
 _OF = {EvidenceNeed.RELEVANCE: ("greedy", "relevance"), EvidenceNeed.SAMPLE_RELEVANCE: ("samples", "sample-relevance")}
 
 
+# An option of a group.
+_models = partial(option, group="models")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RelevanceOptions(CommonOptions):
     """Which model says how much each token matters."""
 
-    relevance_model: str | None = option(
+    relevance_model: str | None = _models(
         None,
         help="model of similarity that says how much each token matters (SAR), such as "
         "cross-encoder/stsb-roberta-large",
         metavar="PATH_OR_ID",
-        group="models",
     )
-    relevance_kind: EncoderWord | None = option(
-        None, help="how it compares texts (default: as its config says)", choices=get_args(EncoderWord), group="models"
+    relevance_kind: EncoderWord | None = _models(
+        None, help="how it compares texts (default: as its config says)", choices=get_args(EncoderWord)
     )
 
-    def contradictions(self) -> list[tuple[bool, str]]:
+    def contradictions(self) -> Iterator[str]:
         """Without a model there is nothing to say of how it compares."""
-        return [
-            *super().contradictions(),
-            (
-                self.relevance_kind is not None and self.relevance_model is None,
-                "--relevance-kind says how --relevance-model compares; name that",
-            ),
-        ]
+        yield from super().contradictions()
+        if self.relevance_kind is not None and self.relevance_model is None:
+            yield "--relevance-kind says how --relevance-model compares; name that"
 
 
 class Relevance(Statistic[RelevanceOptions]):
@@ -141,19 +141,11 @@ class Relevance(Statistic[RelevanceOptions]):
             for name, answers in needed.items()
         }
 
-    def sources(
-        self, options: RelevanceOptions, has: Has, planned: Mapping[str, StatisticSpec]
-    ) -> dict[str, NeedSource | str]:
+    def source(self, need: str, options: RelevanceOptions, has: Has, planned: Planned) -> NeedSource | str:
         """The statistic by the model that is named, else the latest one."""
-        remedy = "--relevance-model names a model that measures it"
-        return {
-            need: planned_or_there(
-                planned.get(name),
-                has.latest(self.kind, options.span, answers=answers, long_texts=options.long_texts),
-                remedy,
-            )
-            for need, (answers, name) in _OF.items()
-        }
+        answers, name = _OF[EvidenceNeed(need)]
+        known = has.latest(self.kind, options.span, answers=answers, long_texts=options.long_texts)
+        return planned_or_there(planned.get(name), known, "--relevance-model names a model that measures it")
 
     def by_encoder(self, spec: StatisticSpec) -> bool:  # noqa: ARG002
         """Always."""
@@ -220,28 +212,21 @@ _NEEDED_BY = frozenset({EvidenceNeed.SIMILARITY, EvidenceNeed.EQUIVALENCE, Evide
 class SimilarityOptions(RelevanceOptions):
     """Which model compares the samples; that of the relevance where none is named."""
 
-    similarity_model: str | None = option(
-        None,
-        help="model of the similarity of samples (default: the relevance model)",
-        metavar="PATH_OR_ID",
-        group="models",
+    similarity_model: str | None = _models(
+        None, help="model of the similarity of samples (default: the relevance model)", metavar="PATH_OR_ID"
     )
-    similarity_kind: EncoderWord | None = option(
-        None, help="how it compares texts (default: as its config says)", choices=get_args(EncoderWord), group="models"
+    similarity_kind: EncoderWord | None = _models(
+        None, help="how it compares texts (default: as its config says)", choices=get_args(EncoderWord)
     )
-    similarity_without_question: bool = option(
-        False, help="compare the samples alone; else each with the question before it, as SAR does", group="models"
+    similarity_without_question: bool = _models(
+        False, help="compare the samples alone; else each with the question before it, as SAR does"
     )
 
-    def contradictions(self) -> list[tuple[bool, str]]:
+    def contradictions(self) -> Iterator[str]:
         """Without a model there is nothing to say of how it compares."""
-        return [
-            *super().contradictions(),
-            (
-                self.similarity_kind is not None and self.similarity_model is None,
-                "--similarity-kind says how --similarity-model compares; name that",
-            ),
-        ]
+        yield from super().contradictions()
+        if self.similarity_kind is not None and self.similarity_model is None:
+            yield "--similarity-kind says how --similarity-model compares; name that"
 
 
 class SampleSimilarity(Statistic[SimilarityOptions]):
@@ -266,14 +251,8 @@ class SampleSimilarity(Statistic[SimilarityOptions]):
         settings |= {"with_question": not options.similarity_without_question, **span_setting(options.span)}
         return StatisticSpec(self.kind, files.name, files.sha256, settings)
 
-    def sources(
-        self, options: SimilarityOptions, has: Has, planned: Mapping[str, StatisticSpec]
-    ) -> dict[str, NeedSource | str]:
+    def source(self, need: str, options: SimilarityOptions, has: Has, planned: Planned) -> NeedSource | str:  # noqa: ARG002
         """The statistic by the model that is named, else the latest one."""
-        return {EvidenceNeed.SIMILARITY: self.source(options, has, planned)}
-
-    def source(self, options: SimilarityOptions, has: Has, planned: Mapping[str, StatisticSpec]) -> NeedSource | str:
-        """Where the similarity is taken from, or why it can't be."""
         with_question = not options.similarity_without_question
         known = has.latest(self.kind, options.span, with_question=with_question, long_texts=options.long_texts)
         remedy = "--similarity-model (or --relevance-model, for both) names a model that measures it"

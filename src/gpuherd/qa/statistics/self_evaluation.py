@@ -1,19 +1,27 @@
-"""P(True): the probability that the model that answered gives to its answer being true.
+"""Self-evaluation: what the model that answered says of its answers, asked or read from its hidden state.
 
-The wordings are data, with a digest that goes into the name of what is measured by them.
+P(True): the probability that it gives to its answer being true. The wordings are data, with a digest that goes into the
+name of what is measured by them.
+
+P(IK): does it know the answer? A linear probe of its hidden state behind the prompt, cross-validated (Kadavath et al.
+2022, arXiv 2207.05221, section 5), as jlko/semantic_uncertainty does it: a logistic regression on the state of the
+prompt's last token. There the probe is trained on another split; here on the other folds of the same run, so that no
+question's probability comes from a probe that saw its label. A job measures the states; the probe, which takes
+scikit-learn and a moment, is trained for each scoring.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, get_args
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import UsageError, naming_extras
 from gpuherd.lm.backend import Generation, PromptTokens
 from gpuherd.lm.tokens import spellings, without_longer
 from gpuherd.options import option
@@ -21,7 +29,7 @@ from gpuherd.qa.grading.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.evidence import EvidenceNeed
 from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, is_only_thought, part_of, span_setting
-from gpuherd.qa.statistics.files import StatisticSpec, line, short
+from gpuherd.qa.statistics.files import BadStatistic, StatisticSpec, line, short
 from gpuherd.qa.statistics.language_model import (
     Weigher,
     Word,
@@ -31,7 +39,6 @@ from gpuherd.qa.statistics.language_model import (
     mass_remarks,
     mass_seen,
     one_line,
-    prompt_ids,
 )
 from gpuherd.qa.statistics.registry import (
     NO_ANSWER,
@@ -42,6 +49,7 @@ from gpuherd.qa.statistics.registry import (
     Has,
     JobInputs,
     NeedSource,
+    Planned,
     Planning,
     Statistic,
     StatisticCost,
@@ -51,6 +59,158 @@ from gpuherd.qa.statistics.registry import (
     register,
 )
 from gpuherd.units import count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from gpuherd.qa.runs import Run
+
+# --- P(IK) ------------------------------------------------------------------------------------------------------------
+
+FOLDS = 5
+_TOLERANCE = 1e-9  # of the gradient, an answer's mean
+
+
+class Hidden(Statistic[CommonOptions]):
+    """The generator's last hidden state behind the prompt, and a probe of it."""
+
+    kind = "hidden"
+    needs = (EvidenceNeed.P_IK,)
+    costly = True
+
+    def plan(self, options: CommonOptions, planning: Planning) -> dict[str, StatisticSpec]:
+        """The model that answered reads its prompts again, where there are labels for a probe."""
+        if EvidenceNeed.P_IK not in planning.needs or options.judge is None:
+            return {}
+        generator = generator_of(planning.run, options)
+        return {"hidden": StatisticSpec(self.kind, generator.model, generator.sha256, load_settings(generator.options))}
+
+    def source(self, need: str, options: CommonOptions, has: Has, planned: Planned) -> NeedSource | str:  # noqa: ARG002
+        """The states that are planned, else the latest ones, with the labels of the judging."""
+        if options.judge is None:
+            return "--judge names the judging whose labels train the probe"
+        remedy = "--measures p-ik has the model read"
+        met = planned_or_there(planned.get("hidden"), has.latest(self.kind, "both"), remedy)
+        return met if isinstance(met, str) else NeedSource(f"{met.said}, labels of {options.judge}", met.spec)
+
+    def settings(self, options: CommonOptions, sources: Mapping[str, NeedSource]) -> dict[str, Any]:
+        """Whose labels, and the folds."""
+        return {"judging": options.judge, "seed": options.seed} if EvidenceNeed.P_IK in sources else {}
+
+    def cost(self, spec: StatisticSpec, answers: Sequence[Answered]) -> StatisticCost:  # noqa: ARG002
+        """A prompt a question."""
+        tokens = tuple(each.prompt.tokens for each in answers)
+        return StatisticCost(tokens, max(tokens, default=1), None)
+
+    def job(self, spec: StatisticSpec, inputs: JobInputs) -> BatchMeasurer:  # noqa: ARG002
+        """The model reads the prompts."""
+        model = inputs.language_model()
+        prompts = prompts_of(inputs.run)
+        return BatchMeasurer(lambda batch: measure_hidden(model.hidden, prompts, batch))
+
+    def values(self, given: ValueInputs[CommonOptions]) -> Values:
+        """The probe's probability of each question, from folds that did not see its label."""
+        states = [None if row["state"] is None else state_of(row["state"]) for row in given.rows or ()]
+        return probe(states, given.labels, given.options.seed)
+
+
+HIDDEN = register(Hidden())
+
+
+def measure_hidden(
+    states: Callable[[Sequence[PromptTokens]], NDArray[np.float32]],
+    prompts: Sequence[PromptTokens],
+    answered: Sequence[Answered],
+) -> list[str]:
+    """``state``: the last layer's state of the prompt's last token, little-endian float32 in base64; null where not all
+    of it is finite, as where a model overflows its half precision."""
+    import numpy as np
+
+    lines = []
+    for each, row in zip(answered, states([prompts[each.number] for each in answered]), strict=True):
+        finite = bool(np.isfinite(row).all())
+        state = base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") if finite else None
+        lines.append(line(each, {"state": state}, None if finite else NOT_FINITE))
+    return lines
+
+
+def state_of(text: str) -> NDArray[np.float32]:
+    """The state that ``measure_hidden`` wrote, (d,) float32."""
+    import numpy as np
+
+    found: NDArray[np.float32] = np.frombuffer(base64.b64decode(text), dtype="<f4")
+    return found
+
+
+def prompts_of(run: Run) -> list[PromptTokens]:
+    """The prompts that the run's model was given, in the order of the questions. Raises DamagedRun where they can't be
+    read, BadStatistic where they are not those that the answers tell of."""
+    from gpuherd.qa.generate.worker import read_items
+
+    items = read_items(run.folder, range(run.questions))
+    for answered in run.answers():
+        item = items[answered.number]
+        if item.question.id != answered.question.id or item.prompted.sha256 != answered.prompt.sha256:
+            raise BadStatistic(f"{run.folder.prompts}: the prompt of {item.question.id!r} is not the one of its answer")
+    return [items[number].prompt for number in range(run.questions)]
+
+
+def probe(states: Sequence[NDArray[np.float32] | None], labels: Sequence[bool | None], seed: int) -> Values:
+    """Probabilities out of fold, in [0, 1]; None for all, with the reason, where no probe can be trained.
+
+    Args:
+        states: (d,) of each question; None where there is none, and so no probability.
+        labels: whether the main answer was right; None where there is no label. Such a question trains nothing, and is
+            given the probability of a probe of all labelled ones.
+        seed: of the folds.
+
+    There are 5 folds, fewer where a class has fewer members; with fewer than 2 of a class there is no probe. States are
+    standardised by the training folds; the regression has an L2 penalty of 1 (C = 1) and is fitted to convergence.
+    """
+    import numpy as np
+
+    there = [number for number, state in enumerate(states) if state is not None]
+    known = np.array([number for number in there if labels[number] is not None], dtype=int)
+    others = np.array([number for number in there if labels[number] is None], dtype=int)
+    right = np.array([labels[number] for number in known], dtype=bool)
+    fewest = int(min(right.sum(), (~right).sum()))
+    if fewest < 2:
+        counts = f"{right.sum()} right and {(~right).sum()} wrong answers have a label"
+        return Values([None] * len(labels), (f"p-ik: {counts}; a probe takes 2 of each at least",))
+    with naming_extras({"sklearn": "qa", "sklearn.linear_model": "qa"}, "the probe of p-ik takes"):
+        from sklearn.model_selection import StratifiedKFold
+    table = np.stack([np.zeros_like(states[there[0]]) if state is None else state for state in states])
+    found: list[float | None] = [None] * len(labels)
+    folds = StratifiedKFold(min(FOLDS, fewest), shuffle=True, random_state=seed)
+    parts = [(known[train], right[train], known[test]) for train, test in folds.split(np.zeros((len(known), 1)), right)]
+    for train, labelled, test in [*parts, *([(known, right, others)] if len(others) else [])]:
+        for number, value in zip(test, _fitted(table, train, labelled, test), strict=True):
+            found[number] = value
+    return Values(found)
+
+
+def _fitted(
+    states: NDArray[np.float32], train: NDArray[np.int_], right: NDArray[np.bool_], test: NDArray[np.int_]
+) -> list[float]:
+    """P(right) of the questions ``test`` by a probe of the questions ``train``."""
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler()
+    known = scaler.fit_transform(states[train].astype("float64"))
+    # The penalised weights lie in the span of the training states: there the problem has as many unknowns as questions
+    # at most, and Newton's method, which ends at the optimum itself, is affordable whatever the model's width.
+    axes = np.linalg.svd(known, full_matrices=False)[2].T
+    model = LogisticRegression(solver="newton-cholesky", tol=_TOLERANCE, max_iter=1000)
+    model.fit(known @ axes, right)
+    column = list(model.classes_).index(True)
+    projected = scaler.transform(states[test].astype("float64")) @ axes
+    return [float(value) for value in model.predict_proba(projected)[:, column]]
+
+
+# --- P(True) ----------------------------------------------------------------------------------------------------------
 
 PTrueForm = Literal["true", "letter"]
 EXAMPLE = "the question is one of the examples"
@@ -67,36 +227,34 @@ def p_true_sha256(form: str) -> str:
     return hashlib.sha256("\0".join((_IDEAS[form], _ASK, _OPTIONS[form])).encode()).hexdigest()
 
 
+# An option of a group.
+_self_evaluation = partial(option, group="self-evaluation")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PTrueOptions(CommonOptions):
     """The prompt for P(True): whether the model calls its own answer true."""
 
-    p_true: PTrueForm = option(
+    p_true: PTrueForm = _self_evaluation(
         "true",
         help="reply that P(True) is the probability of: the word True (LM-Polygraph), or the letter A (jlko)",
         choices=get_args(PTrueForm),
-        group="self-evaluation",
     )
-    p_true_ideas: bool = option(
-        False, help="show the samples as brainstormed ideas before the answer is asked about", group="self-evaluation"
+    p_true_ideas: bool = _self_evaluation(
+        False, help="show the samples as brainstormed ideas before the answer is asked about"
     )
-    p_true_examples: int = option(
+    p_true_examples: int = _self_evaluation(
         0,
         help="put so many of the run's questions with their labels before it; these get no P(True); needs --judge",
         parse=count,
         metavar="K",
-        group="self-evaluation",
     )
 
-    def contradictions(self) -> list[tuple[bool, str]]:
+    def contradictions(self) -> Iterator[str]:
         """Examples have labels."""
-        return [
-            *super().contradictions(),
-            (
-                self.p_true_examples > 0 and self.judge is None,
-                "--p-true-examples shows labelled answers; --judge names the judging that has the labels",
-            ),
-        ]
+        yield from super().contradictions()
+        if self.p_true_examples > 0 and self.judge is None:
+            yield "--p-true-examples shows labelled answers; --judge names the judging that has the labels"
 
 
 class PTrue(Statistic[PTrueOptions]):
@@ -129,18 +287,14 @@ class PTrue(Statistic[PTrueOptions]):
         }
         return {"p-true": StatisticSpec(self.kind, generator.model, generator.sha256, settings)}
 
-    def sources(
-        self, options: PTrueOptions, has: Has, planned: Mapping[str, StatisticSpec]
-    ) -> dict[str, NeedSource | str]:
+    def source(self, need: str, options: PTrueOptions, has: Has, planned: Planned) -> NeedSource | str:  # noqa: ARG002
         """The planned statistic, else the latest one of this form with as many examples."""
         examples = options.p_true_examples
         alike = tuple(each for each in has.measured if len(each.spec.settings.get("examples", ())) == examples)
         known = Has(has.greedy, has.samples, alike).latest(
             self.kind, options.span, form=options.p_true, ideas=options.p_true_ideas
         )
-        return {
-            EvidenceNeed.P_TRUE: planned_or_there(planned.get("p-true"), known, "--measures p-true has the model asked")
-        }
+        return planned_or_there(planned.get("p-true"), known, "--measures p-true has the model asked")
 
     def cost(self, spec: StatisticSpec, answers: Sequence[Answered]) -> StatisticCost:
         """A prompt a question, with its ideas and the examples before it."""
@@ -274,7 +428,9 @@ class PTruePrompts:
 
     def tokens(self, answered: Answered) -> PromptTokens:
         """The prompt as tokens."""
-        return PromptTokens(answered.question.id, prompt_ids(self.tokenizer, self.text(answered)))
+        from gpuherd.qa.prompts.conversation import token_ids
+
+        return PromptTokens(answered.question.id, token_ids(self.tokenizer, self.text(answered), conversation=False))
 
     def _question_text(self, answered: Answered) -> str:
         lines = [f"Question: {self._one_line(answered.question.question)}"]

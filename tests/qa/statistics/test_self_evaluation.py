@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpuherd.qa.statistics.p_ik import _fitted, probe
+from gpuherd.qa.statistics.self_evaluation import _fitted, probe
 
 
 def some_states(
@@ -24,9 +24,9 @@ LABELS: list[bool | None] = [number % 3 != 0 for number in range(60)]
 
 def test_a_signal_is_found_out_of_fold() -> None:
     found = probe(some_states(LABELS, signal=4.0), LABELS, 0)
-    assert found.why is None
-    right = [value for value, label in zip(found.values, LABELS, strict=True) if label and value is not None]
-    wrong = [value for value, label in zip(found.values, LABELS, strict=True) if not label and value is not None]
+    assert found.remarks == ()
+    right = [value for value, label in zip(found.column, LABELS, strict=True) if label and value is not None]
+    wrong = [value for value, label in zip(found.column, LABELS, strict=True) if not label and value is not None]
     assert len(right) + len(wrong) == 60 and all(0 <= value <= 1 for value in right + wrong)
     assert np.mean(right) > np.mean(wrong) + 0.5
 
@@ -35,7 +35,7 @@ def test_no_value_comes_from_its_own_label() -> None:
     # Each question has a dimension of its own, which says nothing of the others: a probe that did not see it has no
     # weight for it, so that all questions of a fold get one value. One that saw it would be right about all of them.
     found = probe(list(np.eye(60, dtype=np.float32)), LABELS, 0)
-    values = [value for value in found.values if value is not None]
+    values = [value for value in found.column if value is not None]
     assert len(values) == 60 and len({round(value, 9) for value in values}) <= 5
     # The folds have the classes in equal parts, so that nor does the base rate of the others tell anything.
     right = [value for value, label in zip(values, LABELS, strict=True) if label]
@@ -45,7 +45,7 @@ def test_no_value_comes_from_its_own_label() -> None:
 def test_a_question_without_a_state_has_no_value_and_trains_nothing() -> None:
     states = some_states(LABELS)
     found = probe([*states, None, None], [*LABELS, True, None], 0)
-    assert found.values == (*probe(states, LABELS, 0).values, None, None)
+    assert found.column == [*probe(states, LABELS, 0).column, None, None]
 
 
 def test_the_seed_decides_the_folds_and_nothing_else_does() -> None:
@@ -57,20 +57,20 @@ def test_questions_without_a_label_train_nothing_and_get_a_value() -> None:
     labels: list[bool | None] = [*LABELS, None, None]
     states = some_states(labels)
     found = probe(states, labels, 0)
-    assert found.values[:60] == probe(states[:60], LABELS, 0).values
-    assert all(value is not None for value in found.values[60:])
+    assert found.column[:60] == probe(states[:60], LABELS, 0).column
+    assert all(value is not None for value in found.column[60:])
 
 
 @pytest.mark.parametrize("labels", [[True] * 8, [False] * 8, [True] * 7 + [False], [None] * 8, []])
 def test_one_class_makes_no_probe(labels: Sequence[bool | None]) -> None:
     found = probe([np.zeros(3, dtype=np.float32) for _ in labels], labels, 0)
-    assert found.values == (None,) * len(labels)
-    assert found.why is not None and "2 of each" in found.why
+    assert found.column == [None] * len(labels)
+    assert "2 of each" in found.remarks[0]
 
 
 def test_few_of_a_class_make_fewer_folds() -> None:
     labels: list[bool | None] = [*[True] * 10, *[False] * 2]
-    assert None not in probe(some_states(labels), labels, 0).values
+    assert None not in probe(some_states(labels), labels, 0).column
 
 
 @pytest.mark.parametrize("width", [8, 300])
