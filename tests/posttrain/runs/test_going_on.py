@@ -65,7 +65,7 @@ def test_what_has_begun_keeps_its_shards_and_all_else_is_divided_anew(settings: 
     do(work(folder, read_record(folder), "QSharp_sums_tiny_r0_collect_1"))
     assert shards_of(going_on(folder)) == before
     expected = before | {"r1_collect": 4, "r0_evaluate": 3, "r1_evaluate": 3}
-    said = {"data_collection__shards": 4, "evaluation__shards": 3}
+    said: dict[str, Any] = {"data_collection__shards": 4, "evaluation__shards": 3}
     assert shards_of(going_on(folder, **said)) == expected
     assert shards_of(folder) == before, "a dry run changes nothing"
     record = read_record(folder)
