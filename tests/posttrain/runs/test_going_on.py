@@ -48,7 +48,7 @@ def going_on(folder: RoundsDirectory, dry_run: bool = True, **said: Any) -> Roun
 def shards_of(plan: RoundsExperiment | RoundsDirectory) -> dict[str, int]:
     """How many jobs collect and evaluate, by name of the whole."""
     steps = read_record(plan).steps() if isinstance(plan, RoundsDirectory) else [each.step for each in plan.plan]
-    return dict(Counter(step.whole.partition("tiny_")[2] for step in steps if not step.joins))
+    return dict(Counter(step.undivided.partition("tiny_")[2] for step in steps if not step.joins))
 
 
 @pytest.fixture

@@ -227,7 +227,7 @@ class RoundsExperiment:
             query = "SELECT name FROM jobs WHERE id IN (SELECT job FROM attempts WHERE state = 'running')"
             names |= {row["name"] for row in queue.rows(query)}
         # Only now: one that has ended since has left what it wrote.
-        begun = {step.whole for step in kept.steps() if step.name in names or has_begun(step, self.folder)}
+        begun = {step.undivided for step in kept.steps() if step.name in names or has_begun(step, self.folder)}
         return replace(kept.divided_anew(combinations, begun), settings=self.settings)
 
     def _keep(self, record: RunRecord) -> None:

@@ -140,7 +140,7 @@ class RunRecord:
         identity: what its results depend on.
         cwd: where it was begun; jobs run there.
         made: command, time, host, versions.
-        divided: the number of shards of what was begun by an earlier start in another number, by ``Step.whole``.
+        divided: the number of shards of what was begun by an earlier start in another number, by ``Step.undivided``.
     """
 
     settings: Settings
@@ -162,11 +162,11 @@ class RunRecord:
         )
 
     def divided_anew(self, combinations: Sequence[Combination], begun: Collection[str]) -> RunRecord:
-        """The record with the shards of these combinations; what has begun (``Step.whole``) continues in its own."""
+        """The record with the shards of these combinations; what has begun (``Step.undivided``) keeps its own."""
         found = {each.key: each for each in combinations}
         anew = tuple(each.divided_as(found.get(each.key, each)) for each in self.combinations)
-        wanted = {step.whole: step.shards for step in replace(self, combinations=anew, divided={}).steps()}
-        kept = {step.whole: step.shards for step in self.steps() if step.whole in begun}
+        wanted = {step.undivided: step.shards for step in replace(self, combinations=anew, divided={}).steps()}
+        kept = {step.undivided: step.shards for step in self.steps() if step.undivided in begun}
         divided = {name: shards for name, shards in kept.items() if shards != wanted[name]}
         return replace(self, combinations=anew, divided=divided)
 

@@ -107,7 +107,7 @@ class Step:
     whole_batches: bool = False
 
     @property
-    def whole(self) -> str:
+    def undivided(self) -> str:
         """The name of the collection or evaluation that this is a shard of."""
         return replace(self, shard=0, shards=1).name
 
@@ -143,7 +143,7 @@ def plan_steps(
             it is collected while the last one is still trained. That policy is fixed by the plan and not by what
             happens to be finished, so that results don't depend on how fast things go.
         references: evaluate the models as they came, on each data set that something is evaluated on.
-        divided: the number of shards of collections and evaluations, by ``Step.whole``, that have another one than
+        divided: the number of shards of collections and evaluations, by ``Step.undivided``, that have another one than
             their combination.
 
     Raises UsageError: two steps would have one name.
@@ -218,7 +218,7 @@ def _references(combinations: Sequence[Combination], divided: Mapping[str, int])
 
 def _shards_of(step: Step, divided: Mapping[str, int]) -> list[Step]:
     """The shards of a collection or an evaluation; of an evaluation also the job that joins them."""
-    shards = divided.get(step.whole, step.shards)
+    shards = divided.get(step.undivided, step.shards)
     parts = [replace(step, shard=number, shards=shards) for number in range(shards)]
     if shards == 1 or step.phase is Phase.COLLECT:
         return parts
