@@ -2,7 +2,8 @@
 
 A random llama of 25 million numbers answers sums on the CPU, each worker with one thread, as jobs on two simulated
 GPUs. Wall-clock seconds, so a quiet machine with two cores is needed. Told are the whole (a dispatcher, workers that
-import torch and load the model) and the collecting alone, of the slowest worker. Rows must not depend on the workers.
+import torch and load the model) and the collecting alone, of the slowest worker. Rows must not depend on the workers,
+to the bit.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
+from gpuherd.posttrain.data.arithmetic import make_tokenizer
 from gpuherd.posttrain.runs.guide_names import Collected, ParallelDataGenerator
 from gpuherd.posttrain.runs.options import RoundsOptions
-from gpuherd.posttrain.runs.setup_check import make_model
 from gpuherd.standin.machine import SimulatedMachine
 
 
@@ -66,7 +67,7 @@ def collected(folder: Path, workers: int, problems: int, number: int) -> dict[st
         "datasets=[arithmetic]",
         f"datasets.arithmetic.settings={{digits:2,train:{problems},test:8}}",
         "system={dtype:fp32,attn_impl:sdpa}",
-        "generation={max_new_tokens:48,batch_size:16,temperature:1,top_p:1}",
+        f"generation={{max_new_tokens:48,batch_size:{min(16, problems // 2)},temperature:1,top_p:1}}",
         f"data_collection.shards={workers}",
     ]
     options = RoundsOptions(max_gpus=2, max_checks=1, check_interval=0.05)
@@ -74,7 +75,11 @@ def collected(folder: Path, workers: int, problems: int, number: int) -> dict[st
     started = time.perf_counter()
     found = generator.generate()
     wall = time.perf_counter() - started
-    return {"wall_s": wall, "collecting_s": slowest(found), "rows": texts(found)}
+    return {
+        "wall_s": wall,
+        "collecting_s": slowest(found),
+        "rows": tuple(row for rows in found.rows.values() for row in rows),
+    }
 
 
 def slowest(found: Collected) -> float:
@@ -82,6 +87,27 @@ def slowest(found: Collected) -> float:
     return max(float(each["seconds_last_start"]) for each in found.figures.values())
 
 
-def texts(found: Collected) -> tuple[tuple[str, str], ...]:
-    """What the rows say, without log-probs, whose last bits depend on what was computed beside them."""
-    return tuple((row.problem, getattr(row, "text", "")) for rows in found.rows.values() for row in rows)
+def make_model(folder: Path, *, width: int, layers: int, heads: int, positions: int) -> int:
+    """Saves a random llama, the same each time, whose tokens are the characters of sums. Returns its number of
+    weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=positions,
+        eos_token_id=0,
+        pad_token_id=1,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    return sum(each.numel() for each in model.parameters())

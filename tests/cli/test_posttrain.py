@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.posttrain import tiny
+from tests.posttrain.prefork import Prefork
 from tests.posttrain.runs import small
 from tests.qa.conftest import made_once
 
@@ -146,8 +147,11 @@ def machine(tmp_path: Path) -> Iterator[Path]:
     yield made.path
 
 
-def start(machine: Path, *command: str) -> subprocess.Popen[str]:
-    whole = [sys.executable, "-m", "gpuherd", "--simulate", str(machine), *command]
+def start(machine: Path, *command: str, python: Path | None = None) -> subprocess.Popen[str]:
+    """Starts a command; ``python``: what its jobs run by."""
+    by = "import sys; sys.executable = sys.argv.pop(1); from gpuherd.cli.main import main; main()"
+    words = ["-m", "gpuherd"] if python is None else ["-c", by, str(python)]
+    whole = [sys.executable, *words, "--simulate", str(machine), *command]
     env = os.environ | {"COLUMNS": "160", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
@@ -323,7 +327,7 @@ def test_trainings_on_two_gpus_killed_equal_undisturbed(adders: tuple[str, str],
 def test_ten_kills_at_random_instants_change_nothing(adders: tuple[str, str], tmp_path: Path) -> None:
     """3 algorithms x 2 data sets x 2 rounds on eight GPUs, two for each training, evaluations in eight shards, the
     dispatcher, its workers or both killed ten times, is to the bit the undisturbed run; that one's evaluations are not
-    even divided, and a job each."""
+    even divided, and a job each, and all its workers have begun by themselves."""
     machine = SimulatedMachine.create(tmp_path / "machine", "8x80GB", attribute=True).path
 
     def command(output: str, shards: int) -> list[str]:
@@ -354,12 +358,17 @@ def test_ten_kills_at_random_instants_change_nothing(adders: tuple[str, str], tm
     instants = sorted(chance.sample(range(jobs - 20), 10))
     kinds = [(True, True)] * 4 + [(True, False)] * 3 + [(False, True)] * 3
     chance.shuffle(kinds)
-    process = start(machine, *command("killed", 8))
-    for instant, (dispatcher, workers) in zip(instants, kinds, strict=True):
-        kill_at(process, killed, instant, chance.uniform(0, 3), dispatcher=dispatcher, workers=workers)
-        if dispatcher:
-            process = start(machine, *command("killed", 8))
-    ended(process)
+    with Prefork(tmp_path) as prefork:
+
+        def start_divided() -> subprocess.Popen[str]:
+            return start(machine, *command("killed", 8), python=prefork.python)
+
+        process = start_divided()
+        for instant, (dispatcher, workers) in zip(instants, kinds, strict=True):
+            kill_at(process, killed, instant, chance.random(), dispatcher=dispatcher, workers=workers)
+            if dispatcher:
+                process = start_divided()
+        ended(process)
     (folder,) = killed.iterdir()
     one, other = made(quiet), made(folder)
     assert one.keys() == other.keys()

@@ -97,7 +97,7 @@ def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Conso
         raise UsageError("--test-setup has a small experiment of its own; leave out all options of another one")
     from gpuherd.gpus.query import machine
     from gpuherd.gpus.visible import visible_now
-    from gpuherd.posttrain.runs.setup_check import check_setup
+    from gpuherd.posttrain.runs.guide_names import check_setup
 
     gpus, simulate = visible_now(machine(processes=False).gpus), args.simulate is not None
     if not gpus and not simulate:

@@ -43,23 +43,34 @@ def in_batches(items: int, size: int) -> Shard:
     return Shard(tuple(tuple(range(at, min(at + size, items))) for at in range(0, items, size)))
 
 
-def number_of_shards(items: int, at_once: int, wanted: int | None = None) -> int:
+def dealt(items: int, size: int, shards: int) -> tuple[Shard, ...]:
+    """The items in batches as one job has them, whole batches dealt in turn to so many jobs: what a batch gives, to the
+    last bit, then doesn't depend on their number.
+
+    >>> [shard.batches for shard in dealt(7, 2, 3)]
+    [((0, 1), (6,)), ((2, 3),), ((4, 5),)]
+    """
+    batches = in_batches(items, size).batches
+    return tuple(Shard(batches[number::shards]) for number in range(shards))
+
+
+def number_of_shards(items: int, at_once: int, wanted: int | None = None, *, batch_size: int = 1) -> int:
     """The number of jobs that the items are divided among: as many as can run at once, each with some items at least.
 
     Args:
         at_once: the number of jobs that can run at the same time.
-        wanted: the number that the user asks for, at most one an item; None for the number that suits.
+        wanted: the number that the user asks for; None for the number that suits.
+        batch_size: of batches that are dealt as a whole: at most a job each.
 
     >>> [number_of_shards(items, at_once=4) for items in (0, 7, 16, 31, 400)]
     [1, 1, 2, 3, 4]
-    >>> number_of_shards(3, at_once=4, wanted=5)
-    3
+    >>> number_of_shards(3, at_once=4, wanted=5), number_of_shards(64, 4, 99, batch_size=30)
+    (3, 3)
     """
     if items < 0 or at_once < 1 or (wanted is not None and wanted < 1):
         raise UsageError(f"{items} items for {at_once} jobs at once, {wanted} wanted: there must be at least 1 job")
-    if wanted is not None:
-        return max(1, min(wanted, items))
-    return max(1, min(at_once, items // LEAST_ITEMS))
+    suits = min(at_once, items // LEAST_ITEMS) if wanted is None else wanted
+    return max(1, min(suits, -(-items // batch_size)))
 
 
 def plan_shards(lengths: Sequence[int], shards: int, batches: Batches) -> tuple[Shard, ...]:

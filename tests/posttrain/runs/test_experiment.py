@@ -291,8 +291,6 @@ def test_a_run_of_a_version_without_shards_of_evaluations_goes_on(make_settings:
     assert record.settings == settings and record.identity == settings.identity()
     evaluations = [step for step in record.steps() if step.phase is Phase.EVALUATE]
     assert len(evaluations) == 3 and all(step.shards == 1 and not step.joins for step in evaluations)
-    divided = make_settings(evaluation={"num_samples": 2, "etas": [1, 0.1], "resamples": 100, "shards": 2})
-    assert divided.identity() != settings.identity()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.eval.answers import read_answers
-from gpuherd.posttrain.eval.evaluation import ASKED, Evaluating, OtherEvaluation, evaluate
-from gpuherd.posttrain.eval.results import About, EvaluationOptions
+from gpuherd.posttrain.eval.evaluation import Evaluating, OtherEvaluation, evaluate
+from gpuherd.posttrain.eval.results import ASKED, About, EvaluationOptions
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Rollout, Sampling, Training
 

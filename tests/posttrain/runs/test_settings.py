@@ -278,7 +278,30 @@ def test_runs_of_earlier_versions_go_on(words: tuple[str, ...], identity: str) -
 
 
 @pytest.mark.parametrize(
-    "word", ["generation.backend=vllm", "evaluation.backend=vllm", "evaluation.shards=2", "algos.SFT.gpus=2"]
+    ("words", "identity"),
+    [
+        (
+            ("data_collection.shards=4", "evaluation.shards=2"),
+            "b435cae321dcb8868a2279bd0ccf8b232a6d55879f6f1ee8d8f4d5bbff325a1f",
+        ),
+        (("parallel_generation=false",), "8645a059de9e2819eea7109c5d64440e8b10b254d519bff4434e407b39e88f31"),
+    ],
 )
+def test_runs_of_versions_in_which_shards_were_part_of_the_identity_go_on(
+    words: tuple[str, ...], identity: str
+) -> None:
+    """Computed by such a version; now they are one run, however it is divided."""
+
+    def named(*words: str) -> Settings:
+        return settings_of(compose(["experiment.name=a", *words]))
+
+    recorded = jsonable(named(*words))
+    for now in (named(), named("data_collection.shards=3")):
+        assert now.earlier_identity(recorded) == identity
+        assert now.identity() == named(*words).identity()
+    assert named("training.seed=1").earlier_identity(recorded) != identity
+
+
+@pytest.mark.parametrize("word", ["generation.backend=vllm", "evaluation.backend=vllm", "algos.SFT.gpus=2"])
 def test_what_changes_results_changes_the_identity(word: str) -> None:
     assert composed("algos=[SFT]", word).identity() != composed("algos=[SFT]").identity()

@@ -15,16 +15,18 @@ import pytest
 from rich.console import Console
 from tests.posttrain.runs.conftest import MakeSettings
 from tests.posttrain.runs.test_experiment import llama_3b
-from tests.posttrain.runs.test_work import begun
+from tests.posttrain.runs.test_work import begun, work
 
 from gpuherd.engines.process_tree import identify
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.posttrain.engine.curves import FILE, read_curves
+from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.runs.experiment import RoundsExperiment
-from gpuherd.posttrain.runs.folder import RoundsDirectory
+from gpuherd.posttrain.runs.folder import RoundsDirectory, begin, resumed
 from gpuherd.posttrain.runs.options import RoundsOptions
 from gpuherd.posttrain.runs.plan import Phase, PlannedStep
 from gpuherd.posttrain.runs.settings import Settings, settings_of
+from gpuherd.posttrain.runs.work import Work, do, step_named
 from gpuherd.posttrain.runs.worker import MODULE
 from gpuherd.runs.records import jsonable
 from gpuherd.standin.machine import SimulatedMachine
@@ -234,6 +236,43 @@ def test_killed_and_resumed_it_is_the_same_to_the_bit(
         assert 0 < len(steps) < len(lines) and [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     one, two = weights(quiet, "GRPO"), weights(killed, "GRPO")
     assert [name for name in one if one[name].tobytes() != two[name].tobytes()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_process_has_begun_and_two_finish(
+    make_settings: MakeSettings, models: dict[str, Any], tmp_path: Path, algorithm: str
+) -> None:
+    """``--resume`` with other GPUs in the middle of a training: the same but for the order of additions."""
+    import numpy as np
+
+    settings = make_settings(models=models, algos={algorithm: ALGORITHMS[algorithm]}, rounds_of_training=1)
+    job = f"{algorithm}_sums_tiny_r0_train"
+    straight, record = begun(settings, tmp_path / "straight")
+    folder, _ = begun(settings, tmp_path / "run")
+    for each in (straight, folder):
+        for step in record.steps():
+            if step.phase is Phase.COLLECT:
+                do(Work(each, record, step, "cpu"))
+    do(work(straight, record, job))
+    asked: list[bool] = []
+
+    def stopping() -> bool:  # behind the second step
+        asked.append(len(asked) == 1)
+        return asked[-1]
+
+    with pytest.raises(Stopped):
+        do(Work(folder, record, step_named(record, job), "cpu", stopping))
+    changed = resumed(folder, {f"algos.{algorithm}.gpus": 2})
+    begin(folder, changed, anew=True)
+    assert "Processes: 2" in ended(folder, job)
+    one, two = weights(straight, algorithm), weights(folder, algorithm)
+    assert one.keys() == two.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-3, atol=2e-5, err_msg=name)
+    curves = [read_curves(each.model(algorithm, "sums", "tiny", 0)) for each in (straight, folder)]
+    assert len(curves[0]) > 2 and [each["step"] for each in curves[0]] == [each["step"] for each in curves[1]]
 
 
 def children(pid: int) -> list[int]:

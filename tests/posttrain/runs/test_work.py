@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.posttrain import tiny
+from tests.posttrain.eval.first_letter import FirstLetter
 from tests.posttrain.runs.conftest import MakeSettings
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.eval.results import read_result
-from gpuherd.posttrain.runs.folder import RoundsDirectory, RunRecord, begin, read_record, write_policy
-from gpuherd.posttrain.runs.plan import combinations_of
+from gpuherd.posttrain.runs.folder import (
+    RoundsDirectory,
+    RunRecord,
+    begin,
+    read_policy,
+    read_record,
+    write_policy,
+)
+from gpuherd.posttrain.runs.plan import Phase, Step, combinations_of
 from gpuherd.posttrain.runs.prepare import prepare
 from gpuherd.posttrain.runs.settings import Settings
 from gpuherd.posttrain.runs.work import (
@@ -31,7 +40,8 @@ from gpuherd.posttrain.runs.work import (
     step_named,
 )
 from gpuherd.posttrain.types import Comparison, Policy, Problem, Rollout, Row
-from gpuherd.runs.shard_file import ShardFile
+from gpuherd.runs.shard_file import Shard, ShardFile
+from gpuherd.runs.shards import in_batches
 
 
 def begun(settings: Settings, root: Path, places: int = 2) -> tuple[RoundsDirectory, RunRecord]:
@@ -66,6 +76,71 @@ def test_rows_go_on_exactly_and_read_back_in_order(make_settings: MakeSettings, 
     assert all(isinstance(row, Rollout) for row in rows)
     later = work(quiet, record, "QSharp_sums_tiny_r1_collect_0")
     assert later.sampling("round 1").seed != later.sampling("round 0").seed
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "QSharp": {"samples_per_example": 2, "epochs": 1},
+    "PITA": {"samples_per_example": 2, "epochs": 1},
+    "GRPO-HF": {"samples_per_example": 4},
+    "GRPO": {"online": False, "samples_per_prompt": 2, "batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_number_of_shards_collects_the_same_to_the_bit(
+    make_settings: MakeSettings, tmp_path: Path, algorithm: str
+) -> None:
+    """The second round too, where a policy guides that the first one's rows have trained."""
+    rounds = 2 if algorithm in ("QSharp", "PITA") else 1
+    found: dict[int, list[tuple[Row, ...]]] = {}
+    for shards in (1, 2, 3, 8):
+        settings = make_settings(
+            algos={algorithm: ALGORITHMS[algorithm]},
+            datasets={"sums": {"task": "arithmetic", "settings": {"digits": 2, "train": 24, "test": 4}}},
+            data_collection={"shards": shards, "max_examples": 24},
+            generation={"max_new_tokens": 6, "batch_size": 3},
+            rounds_of_training=rounds,
+        )
+        folder, record = begun(settings, tmp_path / str(shards))
+        steps = [step for step in record.steps() if step.phase is Phase.COLLECT or step.name.endswith("r0_train")]
+        assert sum(step.phase is Phase.COLLECT for step in steps) == shards * rounds
+        for step in steps:
+            each = Work(folder, record, step, "cpu")
+            each.__dict__["task"] = FirstLetter()  # a random model answers some of its questions right
+            if step.phase is Phase.COLLECT or (shards == 1 and rounds == 2):
+                do(each)
+            elif rounds == 2:
+                first = RoundsDirectory(tmp_path / "1")
+                ours, theirs = (run.policy(run.model(algorithm, "sums", "tiny", 0)) for run in (folder, first))
+                ours.parent.mkdir(parents=True)
+                write_policy(ours, read_policy(theirs, first.root), folder.root)
+        last = work(folder, record, f"{algorithm}_sums_tiny_r{rounds - 1}_train")
+        last.__dict__["task"] = FirstLetter()
+        found[shards] = rows_of_rounds(last)
+    assert len(found[1]) == rounds and all(len(rows) >= 12 for rows in found[1])
+    assert all(rows == found[1] for rows in found.values())
+
+
+def test_a_run_of_a_version_that_dealt_single_problems_goes_on_so(make_settings: MakeSettings, tmp_path: Path) -> None:
+    folder, record = begun(make_settings(), tmp_path / "run")
+    values = json.loads(folder.run_json.read_bytes())
+    del values["divided"]
+    for each in values["combinations"]:
+        del each["whole_batches"]
+    folder.run_json.write_text(json.dumps(values))
+    record = read_record(folder)
+    for number in range(2):
+        do(work(folder, record, f"QSharp_sums_tiny_r0_collect_{number}"))
+    train = work(folder, record, "QSharp_sums_tiny_r0_train")
+    ids = [problem.id for problem in train.problems]
+    path = folder.rows(folder.data("QSharp", "sums", "tiny", 0), 1)
+    whole = path.read_bytes()
+    assert [json.loads(line.partition(b"\t")[0])["problem"] for line in whole.splitlines()] == ids[1::2]
+    path.write_bytes(whole[: len(whole) * 2 // 3])  # as a kill leaves it
+    assert do(work(folder, record, "QSharp_sums_tiny_r0_collect_1"))["problems_last_start"] == 3
+    assert path.read_bytes() == whole
+    (rows,) = rows_of_rounds(train)
+    assert [row.problem for row in rows] == [each for each in ids for _ in range(2)]
 
 
 def test_completions_earn_what_a_function_of_the_users_says(make_settings: MakeSettings, tmp_path: Path) -> None:
@@ -204,23 +279,33 @@ def test_strange_rows_are_refused(ids: list[str]) -> None:
         list(by_problem([rollout(each, 0) for each in ids], problems(2)))
 
 
+def shard(number: int, shards: int, *, whole_batches: bool = True) -> Step:
+    return Step(Phase.COLLECT, "Q#", "sums", "tiny", 0, number, shards, whole_batches=whole_batches)
+
+
 @settings(max_examples=40)
-@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 4))
-def test_shards_share_the_problems(count: int, shards: int, batch: int) -> None:
-    parts = [shard_of(count, number, shards, batch) for number in range(shards)]
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_shards_share_the_problems(count: int, shards: int, batch: int, whole_batches: bool) -> None:
+    parts = [shard_of(shard(each, shards, whole_batches=whole_batches), count, batch) for each in range(shards)]
     assert sorted(item for part in parts for item in part.items) == list(range(count))
     assert all(0 < len(some) <= batch for part in parts for some in part.batches)
-    assert max(len(part.items) for part in parts) - min(len(part.items) for part in parts) <= 1
+    if whole_batches:
+        assert sorted(some for part in parts for some in part.batches) == list(in_batches(count, batch).batches)
+    else:  # a version before wrote such files
+        assert [part.items for part in parts] == [tuple(range(count)[each::shards]) for each in range(shards)]
 
 
-def write(folder: Path, asked: list[Problem], rows: dict[str, list[Row]], shards: int) -> list[Path]:
-    paths = []
+Parts = list[tuple[Path, Shard]]
+
+
+def write(folder: Path, asked: list[Problem], rows: dict[str, list[Row]], shards: int, whole_batches: bool) -> Parts:
+    parts = []
     for number in range(shards):
         path = folder / f"{shards}-{number}.jsonl"
-        items = shard_of(len(asked), number, shards, 2).items
-        path.write_text("".join(line_of(asked[item], rows[asked[item].id]) + "\n" for item in items))
-        paths.append(path)
-    return paths
+        mine = shard_of(shard(number, shards, whole_batches=whole_batches), len(asked), 2)
+        path.write_text("".join(line_of(asked[item], rows[asked[item].id]) + "\n" for item in mine.items))
+        parts.append((path, mine))
+    return parts
 
 
 def test_a_round_reads_back_the_same_from_any_number_of_shards(tmp_path: Path) -> None:
@@ -229,34 +314,35 @@ def test_a_round_reads_back_the_same_from_any_number_of_shards(tmp_path: Path) -
     rows["p3"] = []
     expected = tuple(row for each in asked for row in rows[each.id])
     for shards in (1, 2, 3, 7):
-        assert read_round(write(tmp_path, asked, rows, shards), 7) == expected
+        for whole_batches in (True, False):
+            assert read_round(write(tmp_path, asked, rows, shards, whole_batches)) == expected
 
 
 def test_what_is_damaged_is_told(tmp_path: Path) -> None:
     asked = problems(2)
-    (path,) = write(tmp_path, asked, {each.id: [rollout(each.id, 0)] for each in asked}, 1)
+    ((path, two),) = write(tmp_path, asked, {each.id: [rollout(each.id, 0)] for each in asked}, 1, True)
     with pytest.raises(BadRows, match=r"has 2 lines and should have 3; remove .*1-0\.json"):
-        read_round([path], 3)
+        read_round([(path, in_batches(3, 2))])
     path.write_text(path.read_text().replace('"kind":"rollout"', '"kind":"thing"'))
     with pytest.raises(BadRows, match="is damaged: KeyError"):
-        read_round([path], 2)
+        read_round([(path, two)])
     with pytest.raises(BadRows, match="can't be read"):
-        read_round([tmp_path / "none"], 2)
+        read_round([(tmp_path / "none", two)])
 
 
 def test_a_line_that_has_changed_is_no_row(tmp_path: Path) -> None:
     """Damage that keeps the size: JSON still, and another reward. Only what stands from there on is made again."""
     asked = problems(4)
     rows = {each.id: [rollout(each.id, 0)] for each in asked}
-    shard, path = shard_of(4, 0, 1, 2), tmp_path / "00000.jsonl"
+    shard, path = in_batches(4, 2), tmp_path / "00000.jsonl"
     with ShardFile(path, shard, sealed=True) as file:
         for batch in file.todo:
             file.append([line_of(asked[place], rows[asked[place].id]) for place in batch])
     expected = tuple(row for each in asked for row in rows[each.id])
-    assert read_round([path], 4) == expected
+    assert read_round([(path, shard)]) == expected
     first, *others, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([first, *others, last.replace(b'"reward":', b'"reword":')]))
     with pytest.raises(BadRows, match=r"line 4 is incomplete or has changed; remove .*00000\.json and start the same"):
-        read_round([path], 4)
+        read_round([(path, shard)])
     with ShardFile(path, shard, sealed=True) as file:
         assert file.todo == ((2, 3),)

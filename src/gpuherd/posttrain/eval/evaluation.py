@@ -34,6 +34,7 @@ from gpuherd.posttrain.eval.answers import (
 from gpuherd.posttrain.eval.divergence import Measured, measure_kl, no_kl, read_kl, recorded_kl
 from gpuherd.posttrain.eval.parts import Part, parts_of, shard_done
 from gpuherd.posttrain.eval.results import (
+    ASKED,
     RESULT,
     About,
     Cost,
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler
     from gpuherd.posttrain.rollout.vllm import VllmSampler
 
-ASKED = "asked.json"
 SamplerOf = Callable[[Policy], "Sampler"]
 
 

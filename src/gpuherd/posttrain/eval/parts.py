@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuherd.posttrain.eval.results import EvaluationOptions
 from gpuherd.runs.shard_file import Shard
-from gpuherd.runs.shards import in_batches, number_of_shards
+from gpuherd.runs.shards import dealt, number_of_shards
 
 SHARDS = "shards"  # the folder of an evaluation that has its shards
 
@@ -44,8 +44,7 @@ def number_of_parts(
     >>> [number_of_parts(64, EvaluationOptions(samples=4), 16, 4, wanted) for wanted in (None, 2, 99)]
     [4, 2, 16]
     """
-    units = -(-problems // _batch_sizes(options, batch_size)[1])
-    return max(1, min(number_of_shards(problems, at_once, wanted), units))
+    return number_of_shards(problems, at_once, wanted, batch_size=_batch_sizes(options, batch_size)[1])
 
 
 def shard_done(folder: Path, number: int) -> Path:
@@ -62,12 +61,10 @@ def parts_of(folder: Path, problems: int, options: EvaluationOptions, batch_size
         batch_size: ``Sampling.batch_size``.
     """
     answered, read = _batch_sizes(options, batch_size)
-    batches = in_batches(problems, read).batches
     found = []
-    for number in range(shards):
-        mine = batches[number::shards]
-        pieces = (batch[at : at + answered] for batch in mine for at in range(0, len(batch), answered))
-        found.append(Part(folder / SHARDS / f"{number:05d}", Shard(tuple(pieces)), Shard(mine)))
+    for number, mine in enumerate(dealt(problems, read, shards)):
+        pieces = (batch[at : at + answered] for batch in mine.batches for at in range(0, len(batch), answered))
+        found.append(Part(folder / SHARDS / f"{number:05d}", Shard(tuple(pieces)), mine))
     return found
 
 

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 FORMAT = 1  # of the files of a result
 RESULT = "result.json"
+ASKED = "asked.json"  # what an evaluation is of; there as soon as it has begun
 REFERENCE = "reference"  # the algorithm's name of a model as it was before any training
 MOST_ROUNDS = 100_000
 

@@ -2,7 +2,7 @@
 
 It is handed to the interpreter as text (``python -c``), with the number of the pipe that it reports to. A report is a
 line of a number, the place (-1), the kind and a message as JSON; the number is read with the code. The code's
-output is compared outside. (Tests that look into the code's module are run by ``exchange``.)
+output is compared outside. (Tests that look into the code's module are run by ``exchange_tests``.)
 """
 
 from __future__ import annotations

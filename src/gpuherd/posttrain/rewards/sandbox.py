@@ -36,8 +36,6 @@ from gpuherd.posttrain.rewards.syscall_filter import filter_program
 _MOST_PROCESSES = 8
 _STARTING_SECONDS = 30.0  # a busy machine's, before the code itself runs; not counted among its own
 _CHUNK = 1 << 16
-_HARNESS = Path(__file__).with_name("harness.py")
-_EXCHANGE = Path(__file__).with_name("exchange.py")
 _CONFINE = Path(__file__).with_name("confine.py")
 # By what a run was ended, in words.
 LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed from outside"}
@@ -340,7 +338,7 @@ def _command(spec: dict[str, object], mode: Mode) -> list[str]:
     python = [interpreter(), "-I", "-S"]
     if mode is not Mode.BUBBLEWRAP:
         return [*python, str(_CONFINE), json.dumps(spec)]
-    wrapped = [*bubblewrap(), "--", *python, "-c", _CONFINE.read_text(encoding="utf-8"), json.dumps(spec)]
+    wrapped = [*bubblewrap(), "--", *python, "-c", _text("confine"), json.dumps(spec)]
     if spec["group"] is None:
         return wrapped
     return ["/bin/sh", "-c", '{ echo 0 > "$0"; } 2>/dev/null; exec "$@"', str(spec["group"]), *wrapped]
@@ -366,8 +364,7 @@ def _spec(work: Work, limits: Limits, mode: Mode, status_to: int, reports_to: in
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
     }
-    source = (_EXCHANGE if work.tested else _HARNESS).read_text(encoding="utf-8")
-    python = [interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", source]
+    python = [interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c"]
     return {
         "mode": mode.value,
         "parent": os.getpid(),
@@ -378,10 +375,25 @@ def _spec(work: Work, limits: Limits, mode: Mode, status_to: int, reports_to: in
         "limits": os_limits,
         "filter": "" if program is None else program.hex(),
         # A socket's number is put behind where there are two that talk to each other.
-        "program": [*python, "tests", str(reports_to)] if work.tested else [*python, str(reports_to)],
-        "answer": [*python, "answer"] if work.tested else None,
+        "program": [*python, *([_tests(), "tests"] if work.tested else [_text("harness")]), str(reports_to)],
+        "answer": [*python, _text("exchange"), "answer"] if work.tested else None,
         "environment": environment,
     }
+
+
+@functools.cache
+def _text(program: str) -> str:
+    """The source of a program that runs where no file of ours can be read."""
+    return Path(__file__).with_name(f"{program}.py").read_text(encoding="utf-8")
+
+
+def _tests() -> str:
+    """The source of the tests' program, with the module that it imports."""
+    name = f"{__package__}.exchange"
+    return (
+        f"import sys, types\nsys.modules[{name!r}] = module = types.ModuleType({name!r})\n"
+        f"exec({_text('exchange')!r}, module.__dict__)\nexec({_text('exchange_tests')!r})\n"
+    )
 
 
 def _given(work: Work, nonce: str) -> bytes:

@@ -11,8 +11,10 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,12 @@ from rich.console import Console
 from gpuherd.columns import window
 from gpuherd.engines.options import read_block
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import UsageError
+from gpuherd.errors import QueueBusy, UsageError
 from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock, feasibility
 from gpuherd.jobs.monitor.display import display
+from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.remote.dispatcher import settled
 from gpuherd.jobs.run import run_jobs
 from gpuherd.models.load.jobs import resources_for
@@ -46,9 +49,11 @@ from gpuherd.posttrain.runs.gpu_monitor import GpuWatcher
 from gpuherd.posttrain.runs.memory import Memory
 from gpuherd.posttrain.runs.options import RoundsOptions
 from gpuherd.posttrain.runs.plan import (
+    Combination,
     PlannedStep,
     Step,
     combinations_of,
+    has_begun,
     make_jobs,
     planned,
     priority_named,
@@ -135,7 +140,8 @@ class RoundsExperiment:
         if not self.goes_on:
             self.folder = new_folder(self.settings, self.now)
         self.folder.create()
-        record = replace(begin(self.folder, record), settings=self.settings)
+        if not self.goes_on:
+            begin(self.folder, record)
         with logged_to(self.folder.run_log):
             self.outcome = self._run(record)
         self._print_end()
@@ -182,16 +188,27 @@ class RoundsExperiment:
     # --- steps --------------------------------------------------------------------------------------------------
 
     def _record(self) -> RunRecord:
-        """The run's record: as it was begun, or as it would begin now."""
+        """The run's record: as it would begin now, or go on with what has not begun yet divided among the GPUs of now.
+
+        Raises UsageError where another number of shards would change what is collected.
+        """
         assert self.prepared is not None  # noqa: S101 - run() has made it
+        places = resources_for(self.options).places(1, self.options)
+        combinations = combinations_of(self.settings, self.prepared, places)
         if self.goes_on:
             kept = read_record(self.folder)
             refuse_others(kept.made.get("inputs", {}), self.prepared.inputs, self.folder.root)
-            return replace(kept, settings=self.settings)
-        places = resources_for(self.options).places(1, self.options)
+            record = self._going_on(kept, combinations)
+            shards, before = self.settings.data_collection.shards, kept.settings.data_collection.shards
+            if shards not in (None, before) and not all(each.whole_batches for each in record.combinations):
+                raise UsageError(
+                    f"{self.folder.root} was begun by a version whose rows depend on the number of shards: "
+                    f"data_collection.shards={shards} would change them; leave it as it was ({before})"
+                )
+            return record
         return RunRecord(
             self.settings,
-            combinations_of(self.settings, self.prepared, places),
+            combinations,
             self.settings.identity(),
             os.getcwd(),  # noqa: PTH109 - a record
             {
@@ -202,6 +219,24 @@ class RoundsExperiment:
                 "versions": versions(),
             },
         )
+
+    def _going_on(self, kept: RunRecord, combinations: Sequence[Combination]) -> RunRecord:
+        """The record of a run that goes on. What has begun, or is at work, keeps its number of shards."""
+        names: set[str] = set()
+        with suppress(UsageError), closing(QueueReader(self.folder.queue)) as queue:  # there may be none yet
+            query = "SELECT name FROM jobs WHERE id IN (SELECT job FROM attempts WHERE state = 'running')"
+            names |= {row["name"] for row in queue.rows(query)}
+        # Only now: one that has ended since has left what it wrote.
+        begun = {step.undivided for step in kept.steps() if step.name in names or has_begun(step, self.folder)}
+        return replace(kept.divided_anew(combinations, begun), settings=self.settings)
+
+    def _keep(self, record: RunRecord) -> None:
+        """Writes the record of a run that goes on; called when no other start can begin anything. Raises QueueBusy."""
+        kept = read_record(self.folder)
+        if self._going_on(kept, record.combinations).steps() != record.steps():
+            raise QueueBusy(f"{self.folder.root}: another start has begun jobs just now; start the same command again")
+        if record != kept:
+            begin(self.folder, record, anew=True)
 
     def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
         assert self.prepared is not None  # noqa: S101 - as above
@@ -236,7 +271,14 @@ class RoundsExperiment:
         phases = {each.step.name: each.step.phase.value for each in self.plan}
         with display(self.console) as shown:
             watcher = GpuWatcher(self.folder, phases, shown, self._gpus)
-            outcome = run_jobs(jobs, self.options, self.folder, display=watcher, enqueue_only=self.options.enqueue_only)
+            outcome = run_jobs(
+                jobs,
+                self.options,
+                self.folder,
+                before=partial(self._keep, record),
+                display=watcher,
+                enqueue_only=self.options.enqueue_only,
+            )
         memory = watcher.write()
         self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
         logger.info(

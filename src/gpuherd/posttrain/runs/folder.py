@@ -6,9 +6,9 @@ the next.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.jobs.run_dir import RunDirectory, safe_name
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.runs.plan import Combination, Step, plan_steps
-from gpuherd.posttrain.runs.settings import Settings, is_neutral
+from gpuherd.posttrain.runs.settings import Settings, may_change, settings_of
 from gpuherd.posttrain.types import Policy
 from gpuherd.runs.files import create_file, write_file
 from gpuherd.runs.records import jsonable
@@ -136,10 +136,11 @@ class RunRecord:
 
     Attributes:
         settings: the experiment's, paths absolute.
-        combinations: how it was divided when it began; kept, whatever GPUs there are later.
+        combinations: how it is divided among the GPUs of its last start.
         identity: what its results depend on.
         cwd: where it was begun; jobs run there.
         made: command, time, host, versions.
+        divided: the number of shards of what was begun by an earlier start in another number, by ``Step.undivided``.
     """
 
     settings: Settings
@@ -147,6 +148,7 @@ class RunRecord:
     identity: str
     cwd: str
     made: Mapping[str, Any]
+    divided: Mapping[str, int] = field(default_factory=dict)
 
     def steps(self) -> tuple[Step, ...]:
         """All its steps."""
@@ -156,11 +158,24 @@ class RunRecord:
             told.rounds_of_training,
             asynchronous=told.async_rounds,
             references=told.evaluation.base,
+            divided=self.divided,
         )
 
+    def divided_anew(self, combinations: Sequence[Combination], begun: Collection[str]) -> RunRecord:
+        """The record with the shards of these combinations; what has begun (``Step.undivided``) keeps its own."""
+        found = {each.key: each for each in combinations}
+        anew = tuple(each.divided_as(found.get(each.key, each)) for each in self.combinations)
+        wanted = {step.undivided: step.shards for step in replace(self, combinations=anew, divided={}).steps()}
+        kept = {step.undivided: step.shards for step in self.steps() if step.undivided in begun}
+        divided = {name: shards for name, shards in kept.items() if shards != wanted[name]}
+        return replace(self, combinations=anew, divided=divided)
 
-def begin(folder: RoundsDirectory, record: RunRecord) -> RunRecord:
-    """Writes run.json where there is none yet. Returns what is there then. Raises CannotWrite, BadRun."""
+
+def begin(folder: RoundsDirectory, record: RunRecord, *, anew: bool = False) -> RunRecord:
+    """Writes run.json where there is none yet, or in its place (``anew``). Returns what is there then.
+
+    Raises CannotWrite, BadRun.
+    """
     values = {
         "experiment": record.settings.experiment.name,
         "identity": record.identity,
@@ -168,8 +183,9 @@ def begin(folder: RoundsDirectory, record: RunRecord) -> RunRecord:
         **record.made,
         "settings": jsonable(record.settings),
         "combinations": jsonable(record.combinations),
+        "divided": dict(record.divided),
     }
-    folder.write_record(values, keep=True)
+    folder.write_record(values, keep=not anew)
     return read_record(folder)
 
 
@@ -177,15 +193,16 @@ def read_record(folder: RoundsDirectory) -> RunRecord:
     """What run.json holds. Raises BadRun."""
     values = folder.record()
     try:
-        known = {"format", "kind", "experiment", "identity", "cwd", "settings", "combinations"}
+        known = {"format", "kind", "experiment", "identity", "cwd", "settings", "combinations", "divided"}
         return RunRecord(
             read(Settings, values["settings"]),
             _combinations(values["combinations"]),
             str(values["identity"]),
             str(values["cwd"]),
             {name: value for name, value in values.items() if name not in known},
+            {str(name): int(shards) for name, shards in values.get("divided", {}).items()},
         )
-    except (KeyError, TypeError, GpuherdError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, GpuherdError) as problem:
         raise BadRun(f"{folder.run_json} is damaged or of another gpuherd: {problem}") from None
 
 
@@ -203,8 +220,9 @@ def unfinished(settings: Settings) -> RoundsDirectory | None:
         found = RoundsDirectory(path.parent)
         if found.done.exists():
             continue
-        with suppress(BadRun):
-            if found.record()["identity"] == settings.identity():
+        with suppress(BadRun, KeyError, TypeError, AttributeError):
+            recorded = found.record()
+            if recorded["identity"] in (settings.identity(), settings.earlier_identity(recorded["settings"])):
                 return found
     return None
 
@@ -235,7 +253,7 @@ def resumed(folder: RoundsDirectory, said: Mapping[str, Any]) -> RunRecord:
     Args:
         said: values by their full keys.
 
-    Raises UsageError: one that its results depend on is to be another. BadRun.
+    Raises UsageError: one that its results depend on is to be another, or makes no sense. BadRun.
     """
     record = read_record(folder)
     values = jsonable(record.settings)
@@ -244,13 +262,13 @@ def resumed(folder: RoundsDirectory, said: Mapping[str, Any]) -> RunRecord:
             continue
         place, _, last = key.rpartition(".")
         inner = _at(values, place, key)
-        if not is_neutral(key) and inner.get(last) != jsonable(value):
+        if not may_change(key) and inner.get(last) != jsonable(value):
             raise UsageError(
                 f"{folder.root} was begun with {key}={inner.get(last)!r}; with another it is another run: leave it "
                 "out, or begin one without --resume"
             )
         inner[last] = value
-    return replace(record, settings=read(Settings, values))
+    return replace(record, settings=settings_of(values) if said.keys() - {"resume_from"} else record.settings)
 
 
 def _at(values: dict[str, Any], place: str, key: str) -> dict[str, Any]:

@@ -1,20 +1,22 @@
 """Names that a guide gives to the parts of such a system: ``GPUManager``; ``ParallelJobExecutor``, which runs all of an
 experiment; ``ParallelDataGenerator``, which collects the first round's data alone. The last two are the command's own
-way in a few lines.
+way in a few lines. ``check_setup`` is the guide's test of a machine.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from gpuherd.errors import ExitCode, GpuherdError, NoSuchGpu, UsageError
+from gpuherd.errors import ExitCode, GpuherdError, NoSuchGpu, UsageError, printable
 from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import visible_now
@@ -27,7 +29,7 @@ from gpuherd.posttrain.engine.curves import GpuMemory, memory_summary
 from gpuherd.posttrain.runs.experiment import RoundsExperiment, RoundsOutcome, experiment_of
 from gpuherd.posttrain.runs.options import RoundsOptions
 from gpuherd.posttrain.runs.plan import Phase, Step
-from gpuherd.posttrain.runs.work import read_round
+from gpuherd.posttrain.runs.work import rows_of
 from gpuherd.posttrain.types import Row
 from gpuherd.runs.stage import failure_lines
 
@@ -194,13 +196,11 @@ def _read(experiment: RoundsExperiment) -> Collected:
     folder = experiment.folder
     steps = [each.step for each in experiment.plan]
     assert experiment.prepared is not None  # noqa: S101 - it has run
-    rows = {}
+    shards: dict[tuple[str, str, str], list[Step]] = {}
     for step in steps:
-        data = folder.data(step.algorithm, step.dataset, step.family, 0)
-        paths = [folder.rows(data, shard) for shard in range(step.shards)]
-        key = (step.algorithm, step.dataset, step.family)
-        if key not in rows:
-            rows[key] = read_round(paths, experiment.prepared.problems[step.dataset])
+        shards.setdefault((step.algorithm, step.dataset, step.family), []).append(step)
+    problems, batch = experiment.prepared.problems, experiment.settings.generation.batch_size
+    rows = {key: rows_of(folder, some, problems[some[0].dataset], batch) for key, some in shards.items()}
     figures = {
         step.name: json.loads(
             folder.rows_done(folder.data(step.algorithm, step.dataset, step.family, 0), step.shard).read_bytes()
@@ -208,3 +208,85 @@ def _read(experiment: RoundsExperiment) -> Collected:
         for step in steps
     }
     return Collected(rows, figures)
+
+
+# ---- the guide's test of a set-up
+
+_MOST_WORKERS = 4
+_PROBLEMS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One check: what was looked at, whether it is as it should be, and what was seen."""
+
+    what: str
+    passed: bool
+    seen: str
+
+
+def check_setup(
+    options: RoundsOptions, gpus: Sequence[Gpu], console: Console, *, simulate: bool
+) -> tuple[Checked, ...]:
+    """Whether this machine is set up for experiments: looks at the GPUs, and collects data on two or more, in a
+    temporary folder, by the model that ships. A failure is returned, not raised.
+
+    Args:
+        gpus: those that are visible here.
+    """
+    usable = [gpu for gpu in gpus if gpu.problem is None]
+    names = ", ".join(f"{gpu.label}: {printable(gpu.name)}, {gpu.total_mb} MB" for gpu in usable)
+    found = [Checked("GPU detection", bool(usable), names or "no GPU; jobs run on the CPU")]
+    with tempfile.TemporaryDirectory(prefix="gpuherd-setup-") as folder:
+        try:
+            found += _collection(options, len(usable), Path(folder), console, simulate)
+        except GpuherdError as problem:
+            found.append(Checked("parallel data generation", False, str(problem)))
+    return tuple(found)
+
+
+def _collection(options: RoundsOptions, gpus: int, folder: Path, console: Console, simulate: bool) -> list[Checked]:
+    workers = min(_MOST_WORKERS, max(2, gpus))
+    overrides = [
+        "experiment.name=setup",
+        f"output_dir={folder}",
+        "algos=[QSharp]",
+        "models=[tiny]",
+        "datasets=[arithmetic]",
+        f"datasets.arithmetic.settings={{digits:1,train:{_PROBLEMS},test:4}}",
+        "data_collection.max_examples=0",
+        "generation.batch_size=8",
+        f"data_collection.shards={workers}",
+        "data_collection.samples_per_example=2",
+    ]
+    told = replace(options, dry_run=False, max_gpus=options.max_gpus and max(options.max_gpus, workers))
+    generator = ParallelDataGenerator(overrides, options=told, console=console, simulate=simulate)
+    return _judged(generator, generator.generate(), gpus)
+
+
+def _judged(generator: ParallelDataGenerator, collected: Collected, gpus: int) -> list[Checked]:
+    run = generator.experiment.folder
+    (rows,) = collected.rows.values()
+    problems = len({row.problem for row in rows})
+    visible = {name: _visible(run.usage_of(name)) for name in collected.figures}
+    on_gpus = {device for device in visible.values() if device}
+    assigned = ", ".join(f"{name}: {'CPU' if not device else f'GPU {device}'}" for name, device in visible.items())
+    # Where others use all GPUs but one, that one has all the work.
+    assigned_well = not gpus or (all(visible.values()) and len(on_gpus) >= min(2, gpus))
+    log = run.run_log.read_text(encoding="utf-8", errors="replace").splitlines()
+    memory = [line.strip() for line in log if line.strip().partition(" ")[0] == "GPU" or ": GPU " in line]
+    return [
+        Checked(
+            "parallel data generation",
+            problems == _PROBLEMS and len(rows) == 2 * _PROBLEMS,
+            f"{len(rows)} rows of {problems} problems by {len(visible)} workers",
+        ),
+        Checked("worker assignments", assigned_well, assigned),
+        Checked("memory and utilization in run.log", bool(memory), f"{len(memory)} lines that name a GPU"),
+    ]
+
+
+def _visible(path: Path) -> str | None:
+    told: Any = json.loads(path.read_bytes())
+    value = told["visible"]
+    return value if isinstance(value, str) else None

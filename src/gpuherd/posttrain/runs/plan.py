@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
@@ -21,7 +22,7 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.models.load.jobs import HEARTBEAT_S
 from gpuherd.posttrain.eval.parts import number_of_parts, shard_done
-from gpuherd.posttrain.eval.results import REFERENCE, RESULT
+from gpuherd.posttrain.eval.results import ASKED, REFERENCE, RESULT
 from gpuherd.runs.shards import number_of_shards
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Combination:
         evaluated_on: names of data sets.
         evaluation_shards: jobs that share an evaluation's problems, by data set; 1 where it says nothing, as in runs of
             earlier versions.
+        whole_batches: these jobs have whole batches of the round, so that rows don't depend on their number. Runs of
+            earlier versions deal single problems to them, and continue so.
     """
 
     algorithm: str
@@ -60,6 +63,19 @@ class Combination:
     shards: int
     evaluated_on: tuple[str, ...]
     evaluation_shards: Mapping[str, int] = field(default_factory=dict)
+    whole_batches: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Algorithm, data set and models: what it is a combination of."""
+        return self.algorithm, self.dataset, self.family
+
+    def divided_as(self, other: Combination) -> Combination:
+        """This combination with the other's shards; those of collections stay where they have no whole batches."""
+        changed = replace(self, evaluation_shards=other.evaluation_shards)
+        if self.collects and self.shards > 1 and not self.whole_batches:
+            return changed
+        return replace(changed, shards=other.shards, whole_batches=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +86,7 @@ class Step:
         algorithm: the name in the experiment; REFERENCE for the evaluation of a model as it came.
         round: from 0; None of a reference.
         shard, shards: of a collection or an evaluation: which, of how many.
+        whole_batches: of a collection: see ``Combination``.
         joins: of an evaluation in several shards: the job that makes their result of them.
         evaluated_on: of an evaluation: the data set whose problems are asked.
         policy_round: the round whose policy is asked, or gone on from; None: the reference.
@@ -87,6 +104,12 @@ class Step:
     policy_round: int | None = None
     needs: tuple[str, ...] = ()
     joins: bool = False
+    whole_batches: bool = False
+
+    @property
+    def undivided(self) -> str:
+        """The name of the collection or evaluation that this is a shard of."""
+        return replace(self, shard=0, shards=1).name
 
     @property
     def name(self) -> str:
@@ -106,7 +129,12 @@ class Step:
 
 
 def plan_steps(
-    combinations: Sequence[Combination], rounds: int, *, asynchronous: bool = False, references: bool = True
+    combinations: Sequence[Combination],
+    rounds: int,
+    *,
+    asynchronous: bool = False,
+    references: bool = True,
+    divided: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Step, ...]:
     """All steps, earlier rounds first; each after those that it needs.
 
@@ -115,13 +143,15 @@ def plan_steps(
             it is collected while the last one is still trained. That policy is fixed by the plan and not by what
             happens to be finished, so that results don't depend on how fast things go.
         references: evaluate the models as they came, on each data set that something is evaluated on.
+        divided: the number of shards of collections and evaluations, by ``Step.undivided``, that have another one than
+            their combination.
 
     Raises UsageError: two steps would have one name.
     """
-    steps = _references(combinations) if references else []
+    steps = _references(combinations, divided) if references else []
     for number in range(rounds):
         for each in combinations:
-            steps += _round(each, number, asynchronous=asynchronous and each.off_policy)
+            steps += _round(each, number, divided, asynchronous=asynchronous and each.off_policy)
     names: dict[str, Step] = {}
     for step in steps:
         other = names.setdefault(step.name, step)
@@ -132,32 +162,26 @@ def plan_steps(
     return tuple(steps)
 
 
-def _round(of: Combination, number: int, *, asynchronous: bool) -> list[Step]:
+def _round(of: Combination, number: int, divided: Mapping[str, int], *, asynchronous: bool) -> list[Step]:
     """A round of one combination."""
     before = None if number == 0 else number - 1
     trained = () if before is None else (_train(of, before).name,)
     asked = before
     if asynchronous:
         asked = number - 2 if number >= 2 else None
-    collected = [
-        Step(
-            Phase.COLLECT,
-            of.algorithm,
-            of.dataset,
-            of.family,
-            number,
-            shard,
-            of.shards,
-            policy_round=asked,
-            needs=() if asked is None else (_train(of, asked).name,),
-        )
-        for shard in range(of.shards if of.collects else 0)
-    ]
+    collection = Step(
+        Phase.COLLECT,
+        *of.key,
+        number,
+        shards=of.shards,
+        policy_round=asked,
+        needs=() if asked is None else (_train(of, asked).name,),
+        whole_batches=of.whole_batches,
+    )
+    collected = _shards_of(collection, divided) if of.collects else []
     train = Step(
         Phase.TRAIN,
-        of.algorithm,
-        of.dataset,
-        of.family,
+        *of.key,
         number,
         policy_round=before,
         needs=(*trained, *(each.name for each in collected)),
@@ -165,9 +189,7 @@ def _round(of: Combination, number: int, *, asynchronous: bool) -> list[Step]:
     evaluations = [
         Step(
             Phase.EVALUATE,
-            of.algorithm,
-            of.dataset,
-            of.family,
+            *of.key,
             number,
             shards=of.evaluation_shards.get(name, 1),
             evaluated_on=name,
@@ -176,33 +198,31 @@ def _round(of: Combination, number: int, *, asynchronous: bool) -> list[Step]:
         )
         for name in of.evaluated_on
     ]
-    return [*collected, train, *_divided(evaluations)]
+    return [*collected, train, *(job for each in evaluations for job in _shards_of(each, divided))]
 
 
 def _train(of: Combination, number: int) -> Step:
-    return Step(Phase.TRAIN, of.algorithm, of.dataset, of.family, number)
+    return Step(Phase.TRAIN, *of.key, number)
 
 
-def _references(combinations: Sequence[Combination]) -> list[Step]:
+def _references(combinations: Sequence[Combination], divided: Mapping[str, int]) -> list[Step]:
     pairs = {
         (each.family, name): each.evaluation_shards.get(name, 1) for each in combinations for name in each.evaluated_on
     }
-    return _divided(
+    whole = [
         Step(Phase.EVALUATE, REFERENCE, name, family, None, shards=shards, evaluated_on=name)
         for (family, name), shards in pairs.items()
-    )
+    ]
+    return [job for each in whole for job in _shards_of(each, divided)]
 
 
-def _divided(evaluations: Iterable[Step]) -> list[Step]:
-    """Each evaluation's shards, then the job that joins them; one that is not divided as it is."""
-    found = []
-    for whole in evaluations:
-        if whole.shards == 1:
-            found.append(whole)
-            continue
-        parts = [replace(whole, shard=number) for number in range(whole.shards)]
-        found += [*parts, replace(whole, joins=True, needs=tuple(part.name for part in parts))]
-    return found
+def _shards_of(step: Step, divided: Mapping[str, int]) -> list[Step]:
+    """The shards of a collection or an evaluation; of an evaluation also the job that joins them."""
+    shards = divided.get(step.undivided, step.shards)
+    parts = [replace(step, shard=number, shards=shards) for number in range(shards)]
+    if shards == 1 or step.phase is Phase.COLLECT:
+        return parts
+    return [*parts, replace(step, shards=shards, joins=True, needs=tuple(part.name for part in parts))]
 
 
 def _of(step: Step) -> str:
@@ -236,9 +256,10 @@ def combinations_of(settings: Settings, prepared: Prepared, places: int) -> tupl
             family=family,
             collects=choice.collects,
             off_policy=choice.make().off_policy,
-            shards=number_of_shards(prepared.problems[name], each, settings.data_collection.shards),
+            shards=number_of_shards(prepared.problems[name], each, settings.data_collection.shards, batch_size=rows),
             evaluated_on=settings.evaluated_on(name),
             evaluation_shards={each: evaluation_shards[each] for each in settings.evaluated_on(name)},
+            whole_batches=True,
         )
         for choice in prepared.choices
         for name in data
@@ -380,6 +401,16 @@ def result_of(step: Step, folder: RoundsDirectory) -> Path:
         return folder.policy(folder.model(step.algorithm, step.dataset, step.family, number))
     made = folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset)
     return made / RESULT if step.joins or step.shards == 1 else shard_done(made, step.shard)
+
+
+def has_begun(step: Step, folder: RoundsDirectory) -> bool:
+    """Whether a shard of the step's collection or evaluation has written anything. False for a training, which any
+    number of processes can take over."""
+    if step.phase is Phase.COLLECT and step.round is not None:
+        data = folder.data(step.algorithm, step.dataset, step.family, step.round)
+        return data.is_dir() and any(data.iterdir())
+    made = folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset)
+    return step.phase is Phase.EVALUATE and (made / ASKED).exists()
 
 
 def make_jobs(

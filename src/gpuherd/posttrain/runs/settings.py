@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -145,11 +146,20 @@ def _with_gpus(config: AlgorithmConfig, block: _Block, strategy: Strategy) -> Al
 
 # Where and when things run, not what comes out: a run that goes on may have others.
 NEUTRAL = frozenset({"engine", "output_dir", "resume_from", "job_priority", "system.use_parallel_execution"})
+# How work is divided among jobs: results are the same to the bit.
+DIVISION = frozenset({"parallel_generation", "data_collection.shards", "evaluation.shards"})
 
 
-def is_neutral(key: str) -> bool:
-    """Whether a run that goes on may have another value of this key."""
-    return key in NEUTRAL or (key.startswith("datasets.") and key.endswith(".reward_timeout"))
+def may_change(key: str) -> bool:
+    """Whether a run that goes on may have another value of this key. Of GPUs and strategies of trainings too, by which
+    results differ as far as the order of additions does."""
+    return (
+        key in NEUTRAL
+        or key in DIVISION
+        or key == "system.strategy"
+        or re.fullmatch(r"algos\.[^.]+\.(gpus|strategy)", key) is not None
+        or (key.startswith("datasets.") and key.endswith(".reward_timeout"))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +250,27 @@ class Settings:
 
     def identity(self) -> str:
         """All that the results depend on, as one digest."""
-        values = jsonable(self)
+        return _digest(self._deciding())
+
+    def earlier_identity(self, recorded: Mapping[str, Any]) -> str:
+        """The identity that a run of an earlier version has, where how it was divided was part of it.
+
+        Args:
+            recorded: the settings of that run, as JSON values.
+
+        Raises KeyError, TypeError, AttributeError where they are none.
+        """
+        values, shards = self._deciding(), recorded["evaluation"].get("shards")
+        values["parallel_generation"] = recorded["parallel_generation"]
+        values["data_collection"]["shards"] = recorded["data_collection"]["shards"]
+        values["evaluation"] |= {} if shards is None else {"shards": shards}
+        return _digest(values)
+
+    def _deciding(self) -> dict[str, Any]:
+        """All that the results depend on, as JSON values: those of runs that were begun before there was a key."""
+        values: dict[str, Any] = jsonable(self)
         if self.system.strategy == Strategy.DDP:
-            del values["system"]["strategy"]  # runs that were begun before there was this key keep their identity
+            del values["system"]["strategy"]
         for key in NEUTRAL:
             *path, last = key.split(".")
             place = values
@@ -251,15 +279,19 @@ class Settings:
             del place[last]
         for told in values["datasets"].values():
             del told["reward_timeout"]
-            if told["reward"] is None:  # as runs of earlier versions have it
+            if told["reward"] is None:
                 del told["reward"]
-        if self.evaluation.shards is None:  # a run of an earlier version, which had no such key, is the same run
-            del values["evaluation"]["shards"]
+        values["parallel_generation"], values["data_collection"]["shards"] = True, None
+        del values["evaluation"]["shards"]
         for block in ("generation", "evaluation"):
             if getattr(self, block).backend is BackendName.HF:
-                del values[block]["backend"]  # as in runs of versions that had no other
-        text = json.dumps(values, sort_keys=True)
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+                del values[block]["backend"]
+        return values
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:

@@ -46,6 +46,7 @@ from gpuherd.posttrain.types import (
 )
 from gpuherd.runs.files import write_file
 from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
+from gpuherd.runs.shards import dealt
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.world import World
@@ -140,7 +141,7 @@ def collect(work: Work) -> dict[str, Any]:
 
     step, folder = work.step, work.folder
     data = folder.data(step.algorithm, step.dataset, step.family, work.round)
-    shard = shard_of(len(work.problems), step.shard, step.shards, work.settings.generation.batch_size)
+    shard = shard_of(step, len(work.problems), work.settings.generation.batch_size)
     algorithm, items = work.choice.make(), len(shard.items)
     started, now, rows = time.monotonic(), 0, 0
     with ShardFile(folder.rows(data, step.shard), shard, sealed=True) as file, keeping_models():
@@ -226,18 +227,29 @@ def _training(work: Work, world: World) -> Training:
 
 def rows_of_rounds(work: Work) -> list[tuple[Row, ...]]:
     """What was collected in each round up to this one; an empty one where the algorithm collects nothing."""
-    step, found = work.step, []
-    collected = {
-        each.round: each.shards
-        for each in work.record.steps()
-        if each.phase is Phase.COLLECT
-        and (each.algorithm, each.dataset, each.family) == (step.algorithm, step.dataset, step.family)
-    }
-    for number in range(work.round + 1):
-        data = work.folder.data(step.algorithm, step.dataset, step.family, number)
-        paths = [work.folder.rows(data, shard) for shard in range(collected.get(number, 0))]
-        found.append(read_round(paths, len(work.problems)) if paths else ())
-    return found
+    step = work.step
+    collected: dict[int, list[Step]] = {number: [] for number in range(work.round + 1)}
+    for each in work.record.steps():
+        same = (each.algorithm, each.dataset, each.family) == (step.algorithm, step.dataset, step.family)
+        if each.phase is Phase.COLLECT and same and each.round in collected:
+            collected[each.round].append(each)
+    batch = work.settings.generation.batch_size
+    return [rows_of(work.folder, some, len(work.problems), batch) for some in collected.values()]
+
+
+def rows_of(folder: RoundsDirectory, shards: Sequence[Step], problems: int, batch: int) -> tuple[Row, ...]:
+    """What the shards of one collection have collected, in the order of its problems.
+
+    Args:
+        problems, batch: how many there are, and how many of them are asked together.
+
+    Raises BadRows: a file is not whole.
+    """
+    parts = []
+    for step in shards:
+        data = folder.data(step.algorithm, step.dataset, step.family, 0 if step.round is None else step.round)
+        parts.append((folder.rows(data, step.shard), shard_of(step, problems, batch)))
+    return read_round(parts)
 
 
 def evaluate(work: Work) -> dict[str, Any]:
@@ -315,13 +327,12 @@ class BadRows(GpuherdError):
     exit_code = ExitCode.BAD_INPUT
 
 
-def shard_of(problems: int, shard: int, shards: int, batch: int) -> Shard:
-    """A shard's problems as places in the round's list: each ``shards``-th, in batches that are written whole.
-
-    >>> shard_of(7, 1, 3, 2).batches, shard_of(7, 0, 3, 2).batches
-    (((1, 4),), ((0, 3), (6,)))
-    """
-    places = range(problems)[shard::shards]
+def shard_of(step: Step, problems: int, batch: int) -> Shard:
+    """The problems of a shard of a collection as places in the round's list, in batches that are asked together and
+    written whole. In runs of earlier versions they are each ``step.shards``-th problem, and not whole batches."""
+    if step.whole_batches:
+        return dealt(problems, batch, step.shards)[step.shard]
+    places = range(problems)[step.shard :: step.shards]
     return Shard(tuple(tuple(places[start : start + batch]) for start in range(0, len(places), batch)))
 
 
@@ -352,18 +363,12 @@ def line_of(problem: Problem, rows: Sequence[Row]) -> str:
     return json.dumps({"problem": problem.id, "rows": told}, separators=(",", ":"), allow_nan=False)
 
 
-def read_round(paths: Sequence[Path], problems: int) -> tuple[Row, ...]:
-    """All rows of a round in the order of its problems.
-
-    Args:
-        paths: a file a shard, in order.
-        problems: how many there were.
-
-    Raises BadRows: a file is not whole.
-    """
+def read_round(parts: Iterable[tuple[Path, Shard]]) -> tuple[Row, ...]:
+    """All rows of a round in the order of its problems, from the files of its shards. Raises BadRows: one is not
+    whole."""
     found: dict[int, list[Row]] = {}
-    for number, path in enumerate(paths):
-        places = range(problems)[number :: len(paths)]
+    for path, shard in parts:
+        places = shard.items
         try:
             lines = path.read_bytes().splitlines(keepends=True)
         except OSError as problem:
