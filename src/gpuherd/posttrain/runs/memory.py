@@ -367,6 +367,7 @@ def training_job(
         chunked: logits of all positions are never there at once, unless the head is under an adapter.
     """
     lora: Lora | None = getattr(options, "lora", None)
+    base = frozen if lora is None or lora.quantization is None else Precision(lora.quantization)
     chunked = chunked and not (
         lora and any("head" in each or "embed_out" in each for each in lora.target_modules or ())
     )
@@ -376,7 +377,7 @@ def training_job(
         precision=_training_precision(precision, mixed=loaded.amp_dtype is not None, lora=lora is not None),
         optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
         lora=None if lora is None else LoraShape(lora.r, lora.target_modules or (ALL_LINEAR,)),
-        base=None if lora is None else frozen,
+        base=None if lora is None else base,
         batch=steps.micro_batch_size,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
