@@ -14,10 +14,12 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from safetensors import safe_open
 from tests.posttrain.engine.nets import Net, held, net, trained, trainee, write_former
 from torch.distributed.checkpoint.api import CheckpointException
 
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.posttrain.engine import checkpoints
 from gpuherd.posttrain.engine.checkpoints import Checkpoints, DamagedCheckpoint
 from gpuherd.posttrain.engine.options import OptimiserOptions
 from gpuherd.posttrain.engine.world import World
@@ -109,6 +111,22 @@ def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
+def test_large_ones_are_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is put together in memory: none is larger than is allowed, but for a tensor that is."""
+    monkeypatch.setattr(checkpoints, "FILE_BYTES", 300)
+    one = trainee()
+    trained(one, range(2))
+    path = Checkpoints(tmp_path, WORLD).save(2, one, {})
+    files = list(path.glob("*.safetensors"))
+    assert len(files) > 4
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            assert sum(opened.get_tensor(name).nbytes for name in set(opened.keys())) <= 300
+    again = trainee(net(9))
+    Checkpoints(tmp_path, WORLD).restore(again)
+    assert held(again) == held(one)
+
+
 class Killed(BaseException):
     """Stands for a SIGKILL: no handler of ours catches it."""
 
@@ -171,7 +189,6 @@ def test_damaged_ones_of_the_version_before_are_told(tmp_path: Path, name: str) 
         Checkpoints(tmp_path, WORLD).restore(trainee())
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # the processes are pretended
 def test_another_number_of_processes_draws_by_the_checkpoint_and_the_rank(tmp_path: Path) -> None:
     torch.manual_seed(3)
     Checkpoints(tmp_path, WORLD).save(1, trainee(), {})

@@ -92,12 +92,11 @@ def test_what_was_trained_is_saved_as_its_kind_is(
     from safetensors import safe_open
 
     def shapes(path: Path) -> dict[str, list[int]]:
-        return {
-            name: file.get_slice(name).get_shape()
-            for each in path.glob("*.safetensors")
-            for file in [safe_open(each, framework="pt")]
-            for name in set(file.keys())
-        }
+        found: dict[str, list[int]] = {}
+        for each in path.glob("*.safetensors"):
+            with safe_open(each, framework="pt") as file:
+                found |= {name: file.get_slice(name).get_shape() for name in set(file.keys())}
+        return found
 
     assert told[case][0]["loss"] == pytest.approx(told[case][1]["loss"])
     saved = folder / f"{case.replace(' ', '-')}-saved"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import re
 import shutil
 import warnings
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 FORMAT = 2
 _FORMER = 1  # safetensors whose rows stand in a file beside each: still read
 DIGESTS = "models_sha256"  # in an identity: of the files of the models that a training begins with
+FILE_BYTES = 1 << 30  # of a file of tensors; while it is written, a process holds it twice
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -124,7 +126,7 @@ class Checkpoints:
             kept = {name: (tuple(each.size), each.properties.dtype) for name, each in tensors.items()}
             _refuse_other_weights(restored.folder, trainee, {name: shape for name, (shape, _) in kept.items()})
             state = strategies.empty_state(trainee, kept)
-            with _alone(self.world):
+            with _quietly():
                 load(state, storage_reader=reader, no_dist=self.world.size == 1)
             strategies.set_optimizer_state(trainee, state, _numbers(restored.folder, about))
             trainee.set_counters(about["counters"])
@@ -172,10 +174,11 @@ class Checkpoints:
 
         # What all processes hold whole, the main one writes.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-        writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
         state = _apart(strategies.state_of(trainee))
+        files = _files(state, FILE_BYTES)
+        writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=files, save_distributed=True)
         try:
-            with _alone(self.world):
+            with _quietly():
                 save(state, storage_writer=writer, planner=planner, no_dist=self.world.size == 1)
         except CheckpointException as problem:
             raise _cause(problem) from None
@@ -303,6 +306,20 @@ def _numbers(folder: Path, about: Mapping[str, Any]) -> dict[str, dict[str, floa
     return {name: plain for part in parts for name, plain in part["numbers"].items()}
 
 
+def _files(state: Mapping[str, Any], most: int) -> dict[str, int]:
+    """Into which of its files, counted from 1, each process writes a tensor: no more than so many bytes of its own in
+    one, since a file is put together in memory. The same in all processes."""
+    found: dict[str, int] = {}
+    number, filled = 1, 0
+    for name, each in state.items():
+        shares = each.device_mesh.size() if hasattr(each, "device_mesh") else 1
+        size = -(-each.numel() // shares) * each.element_size()
+        if filled and filled + size > most:
+            number, filled = number + 1, 0
+        found[name], filled = number, filled + size
+    return found
+
+
 def _apart(state: dict[str, Any]) -> dict[str, Any]:
     """The same, a copy of each tensor but the first of those that lie in one place (bitsandbytes' tables, which all
     weights share), as safetensors wants it."""
@@ -317,12 +334,17 @@ def _apart(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _alone(world: World) -> Iterator[None]:
-    """Without torch's warning that there is one process alone, where that is so."""
-    with warnings.catch_warnings():
-        if world.size == 1:
+def _quietly() -> Iterator[None]:
+    """Without torch's warning that there is one process alone, and its records of what fails, which is raised too."""
+    said = logging.getLogger("c10d-NullHandler-dcp_logger")
+    before = said.level
+    said.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
+            yield
+    finally:
+        said.setLevel(before)
 
 
 def _cause(problem: BaseException) -> Exception:

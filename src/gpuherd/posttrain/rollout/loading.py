@@ -113,7 +113,8 @@ def _load_rows(model: str, precision: Precision, device: str, adapter: str | Non
     ready = prepare(request, lambda _request, whole, _precision, _machine: (all_on(whole, CPU), (), ()))
     if ready.precision.is_quantised or ready.precision is Stored.AS_STORED:
         return None
-    with torch.random.fork_rng():  # what is drawn later (a new adapter) is as where the model is loaded whole
+    # What is drawn later (a new adapter) is as where the model is loaded whole.
+    with torch.random.fork_rng(devices=[] if preferred is None else [device]):
         read, ready = load_weights(ready, divided=transformers.distributed.DistributedConfig(fsdp_size=size))
         config = copy.deepcopy(read.config)
         config.distributed_config = None
