@@ -105,6 +105,7 @@ def load_for_training(
             raise UsageError(f"lora.quantization={quantization} with strategy fsdp: codes can't be divided; use ddp")
         held = precision if quantization is None else replace(precision, dtype=str(quantization))
         loaded = load_frozen(policy.model, held, device, sharded=sharded)
+        _keep_codes(loaded.module)
     else:
         loaded = load_anew(policy.model, precision, device, sharded=sharded)
     without_dropout(loaded.module)
@@ -121,6 +122,15 @@ def load_for_training(
                 precision.dtype,
             )
     return loaded
+
+
+def _keep_codes(module: Any) -> None:
+    """Has bitsandbytes leave codes of 4 bits as they are. On processors with AVX512-BF16 it repacks them for its faster
+    kernel at the first pass in evaluation mode, and that kernel has no gradients: what learns behind an answer would
+    learn nothing below the last layer."""
+    for each in module.modules():
+        if hasattr(each, "support_avx512bf16_for_cpu"):
+            each.support_avx512bf16_for_cpu = False
 
 
 def _with_trainable(module: Any, adapter: str) -> Any:
