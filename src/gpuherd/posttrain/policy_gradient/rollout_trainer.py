@@ -143,7 +143,7 @@ class RolloutTrainer:
                 save_policy(self.work.folder, self.trainee, self.sampler.tokenizer)
         finally:
             self._curves.close()
-            self.world.close()
+            self.world.close(together=kind is None or issubclass(kind, Stopped))
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 

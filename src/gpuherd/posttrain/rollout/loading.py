@@ -89,24 +89,17 @@ def load_anew(
 
 
 def _load_rows(model: str, precision: Precision, device: str, adapter: str | None) -> LoadedModel | None:
-    """The model with this process's rows of each weight in hand (``strategies.hold``), read by transformers where the
-    process trains; None where transformers can't: it divides on the device that torch prefers alone, and weights that
-    are stored as codes not at all."""
+    """The model with this process's rows of each weight in hand; None where transformers can't divide it: weights that
+    are stored as codes, or what ``division`` says."""
     import torch
-    import transformers.distributed
-    from torch.distributed.fsdp import FSDPModule
 
     from gpuherd.models.load.options import CPU, LoadRequest
     from gpuherd.models.load.placement import all_on
     from gpuherd.models.load.prepare import prepare
     from gpuherd.models.load.pretrained import load_weights, with_adapter
     from gpuherd.models.memory.weights import Precision as Stored
-    from gpuherd.posttrain.engine import strategies
 
-    preferred = torch.accelerator.current_accelerator()
-    size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    divides = "fsdp_size" in getattr(transformers.distributed.DistributedConfig, "__dataclass_fields__", ())
-    if size == 1 or not divides or device.partition(":")[0] != ("cpu" if preferred is None else preferred.type):
+    if (plan := division(device)) is None:
         return None
     request = LoadRequest(model, device_map=CPU, dtype=precision.dtype, adapter=adapter)
     # Whether all of it has room in one place does not matter: no process holds it.
@@ -114,23 +107,49 @@ def _load_rows(model: str, precision: Precision, device: str, adapter: str | Non
     if ready.precision.is_quantised or ready.precision is Stored.AS_STORED:
         return None
     # What is drawn later (a new adapter) is as where the model is loaded whole.
-    with torch.random.fork_rng(devices=[] if preferred is None else [device]):
-        read, ready = load_weights(ready, divided=transformers.distributed.DistributedConfig(fsdp_size=size))
-        config = copy.deepcopy(read.config)
-        config.distributed_config = None
-        with torch.device("meta"):
-            plain: Any = next(each for each in type(read).__mro__ if not issubclass(each, FSDPModule))
-            module = plain(config)
-    module.tie_weights()
-    strategies.hold(module, read)
-    for name in ("generation_config", "_weight_conversions"):  # the second says how it is saved
-        if hasattr(read, name):
-            setattr(module, name, getattr(read, name))
+    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        read, ready = load_weights(ready, divided=plan)
+        module = with_rows(read)
     if ready.adapter is not None:
         module = with_adapter(module, ready.adapter, merge=False)
     set_attention(module.eval(), precision.attention)
     tokenizer = tokenizer_in(ready.tokenizer_folder)
     return LoadedModel(module, tokenizer, end_ids_of(module, tokenizer), device)
+
+
+def division(device: str) -> Any:
+    """transformers' plan to load a model so that each process of the group reads its own rows; None where there is one
+    process, where transformers is of before it could, or for another device than torch prefers, which it takes."""
+    import torch
+    import transformers.distributed
+
+    preferred = torch.accelerator.current_accelerator()
+    size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    divides = "fsdp_size" in getattr(transformers.distributed.DistributedConfig, "__dataclass_fields__", ())
+    if size == 1 or not divides or device.partition(":")[0] != ("cpu" if preferred is None else preferred.type):
+        return None
+    return transformers.distributed.DistributedConfig(fsdp_size=size)
+
+
+def with_rows(read: Any) -> Any:
+    """The module of a model that transformers has loaded and sharded itself: not sharded yet, without memory, with this
+    process's rows in hand (``strategies.hold``), so that adapters and heads can be put on it before it is."""
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    from gpuherd.posttrain.engine import strategies
+
+    config = copy.deepcopy(read.config)
+    config.distributed_config = None
+    plain: Any = next(each for each in type(read).__mro__ if not issubclass(each, FSDPModule))
+    with torch.device("meta"):
+        module = plain(config)
+    module.tie_weights()
+    strategies.hold(module, read)
+    for name in ("generation_config", "_weight_conversions"):  # the second says how it is saved
+        if hasattr(read, name):
+            setattr(module, name, getattr(read, name))
+    return module
 
 
 def load_frozen(
