@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine.checkpoints import capture_random
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.engine.world import World
@@ -120,3 +125,42 @@ def trained(one: Trainee, steps: Sequence[int], batch: int = 8) -> list[float]:
         assert figures.loss is not None
         losses.append(figures.loss)
     return losses
+
+
+def held(one: Trainee) -> dict[str, list[Any]]:
+    """Weights, the optimiser's states and buffers, whole; all processes call it together."""
+    state = strategies.state_of(one)
+    return {
+        name: (each.full_tensor() if hasattr(each, "full_tensor") else each).tolist() for name, each in state.items()
+    }
+
+
+def write_former(folder: Path, one: Trainee, step: int, pieces: int = 2) -> Path:
+    """A checkpoint of format 1 as the version before wrote it by FSDP in so many processes: the rows of each tensor in
+    ``part-N.safetensors``, where they belong in ``part-N.json``."""
+    path = folder / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    state = strategies.state_of(one)
+    for piece in range(pieces):
+        tensors, places = {}, {}
+        for name, tensor in state.items():
+            whole, start, stop = list(tensor.shape), None, None
+            if not name.startswith("buffers/") and tensor.ndim:
+                each = -(-tensor.shape[0] // pieces)
+                start, stop = min(piece * each, whole[0]), min((piece + 1) * each, whole[0])
+                tensor = tensor[start:stop]
+            tensors[name], places[name] = tensor.clone(), [whole, start, stop]
+        save_file(tensors, path / f"part-{piece:05d}.safetensors")
+        (path / f"part-{piece:05d}.json").write_text(json.dumps({"places": places, "numbers": {}}))
+        (path / f"random-{piece:05d}.json").write_text(json.dumps(capture_random("cpu")))
+    about = {
+        "format": 1,
+        "step": step,
+        "world_size": pieces,
+        "identity": {},
+        "counters": one.counters(),
+        "extra": {"place": step},
+        "files": {each.name: each.stat().st_size for each in path.iterdir()},
+    }
+    (path / "checkpoint.json").write_text(json.dumps(about))
+    return path

@@ -15,7 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.posttrain.engine.nets import items, loss_of, net, trained, trainee, weight
+from tests.posttrain.engine.nets import held, items, loss_of, net, trained, trainee, weight
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.checkpoints import Checkpoints
@@ -45,6 +45,7 @@ def by(world: World, steps: StepOptions, folder: Path) -> dict[str, Any]:
     one = made(world, steps)
     losses = trained(one, range(3), BATCH)
     Checkpoints(folder, world).save(3, one, {"place": 3})
+    state = held(one)
     losses += trained(one, range(3, 6), BATCH)
     weights = {name: tensor.tolist() for name, tensor in one.full_state().items()}
 
@@ -60,6 +61,7 @@ def by(world: World, steps: StepOptions, folder: Path) -> dict[str, Any]:
     lonely = one.step(items(1) if world.rank == world.size - 1 else [], loss_of(one.module), weight)
     return {
         "losses": losses,
+        "state": state,
         "weights": weights,
         "resumed": resumed,
         "answer": answers[0].tolist(),
@@ -118,7 +120,13 @@ def main(folder: Path) -> None:
         # What one process wrote, another number of processes goes on with, by another strategy.
         sharded = made(world, STRATEGIES["full_shard"], seed=5)
         Checkpoints(folder / "single", world).restore(sharded)
-        told["from single"] = trained(sharded, range(3, 6), BATCH)
+        told["from single"] = {"state": held(sharded), "seeds": world.gather(torch.initial_seed())}
+        told["from single"]["losses"] = trained(sharded, range(3, 6), BATCH)
+        # From one strategy to another, and from the files of the version before.
+        for name, other in (("ddp", "full_shard"), ("full_shard", "ddp"), ("former", "full_shard")):
+            moved = made(world, STRATEGIES[other], seed=6)
+            Checkpoints(folder / name, world).restore(moved)
+            told[f"from {name}"] = {"state": held(moved), "losses": trained(moved, range(3, 6), BATCH)}
         told["unwritable"] = _refused(world, folder)
         with Curves(folder, world) as curves:
             curves.log(1, {"loss": 0.5})

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import resource
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -63,6 +68,9 @@ def test_reporters(tmp_path: Path) -> None:
     except ModuleNotFoundError:
         with pytest.raises(MissingExtra, match="pip install wandb"):
             Curves(tmp_path, WORLD, report_to=("wandb",))
+    if find_spec("trackio") is None:
+        with pytest.raises(MissingExtra, match="pip install trackio"):
+            Curves(tmp_path, WORLD, report_to=("trackio",))
 
 
 def test_a_training_that_goes_on_goes_on_with_its_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +105,78 @@ def test_a_training_that_goes_on_goes_on_with_its_run_of_wandb(tmp_path: Path, m
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     with Curves(tmp_path / "a", WORLD, report_to=("wandb",), step=1):
         assert begun[-1]["id"] == "mine"
+
+
+def test_a_training_that_goes_on_goes_on_with_its_run_of_trackio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[dict[str, Any]] = []
+
+    class Run:
+        def log(self, figures: dict[str, float], step: int) -> None:
+            begun[-1].setdefault("logged", []).append((step, figures))
+
+    def finish() -> None:
+        begun[-1]["finished"] = True
+
+    def init(**told: Any) -> Run:
+        begun.append(told)
+        print("trackio says where it logs")
+        return Run()
+
+    trackio = ModuleType("trackio")
+    trackio.init, trackio.finish = init, finish  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    for step in (0, 1):
+        with Curves(tmp_path / "a", WORLD, ("trackio",), step=step, name="mine", project="sums") as curves:
+            curves.log(step + 1, {"loss": 1.0})
+    with Curves(tmp_path / "a", WORLD, ("trackio",)):
+        pass
+    first, second, again = begun
+    assert first["name"] == second["name"] != again["name"] and first["name"].startswith("mine-")
+    assert (first["project"], again["project"]) == ("sums", "gpuherd") and again["name"].startswith("a-")
+    assert first["logged"] == [(1, {"loss": 1.0})] and second["logged"] == [(2, {"loss": 1.0})]
+    assert all(each["finished"] and each["resume"] == "allow" for each in begun)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trackio_has_one_run_of_a_training_that_goes_on(tmp_path: Path) -> None:
+    """By trackio itself, offline, where it is installed; two processes, as a training and the one that goes on."""
+    pytest.importorskip("trackio")
+    script = """
+import sys
+from pathlib import Path
+from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.world import World
+begun = int(sys.argv[2])
+with Curves(Path(sys.argv[1]), World.single(), ("trackio",), step=begun, name="mine", project="sums") as curves:
+    for step in range(begun + 1, begun + 3):
+        curves.log(step, {"loss": 1.0 / step})
+"""
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    for begun in ("0", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "a"), begun],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        assert done.stdout == ""
+    read = """
+import json, trackio
+from trackio.sqlite_storage import SQLiteStorage
+names = [each.name for each in trackio.Api().runs("sums")]
+print(json.dumps([names, [[each["step"], each["loss"]] for each in SQLiteStorage.get_logs("sums", names[0])]]))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", read], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    names, logged = json.loads(found.stdout.strip().splitlines()[-1])
+    assert names == [(tmp_path / "a" / "trackio-run").read_text().strip()]
+    assert logged == [[step, 1 / step] for step in (1, 2, 3, 4)]
 
 
 @pytest.mark.slow

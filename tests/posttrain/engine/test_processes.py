@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.posttrain.engine import processes
-from tests.posttrain.engine.nets import trained
+from tests.posttrain.engine.nets import held, trained, write_former
 
 from gpuherd.posttrain.engine.checkpoints import Checkpoints
 from gpuherd.posttrain.engine.curves import read_curves
@@ -28,7 +28,11 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     """The same in one process: its folder and what it told."""
     folder = tmp_path_factory.mktemp("processes")
     with torch.random.fork_rng(devices=[]):
-        return folder, processes.by(World.single(), StepOptions(2), folder / "single")
+        found = processes.by(World.single(), StepOptions(2), folder / "single")
+    third = processes.made(World.single(), StepOptions(2))
+    trained(third, range(3), processes.BATCH)
+    write_former(folder / "former", third, 3, pieces=3)
+    return folder, found
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,26 @@ def test_one_process_may_ask_the_whole_model(
 
 
 def test_sharded_processes_go_on_from_a_single_one(single: tuple[Path, dict[str, Any]], told: dict[str, Any]) -> None:
-    assert told["from single"] == pytest.approx(single[1]["losses"][3:], abs=1e-5)
+    assert told["from single"]["losses"] == pytest.approx(single[1]["losses"][3:], abs=1e-5)
+    assert told["from single"]["state"] == single[1]["state"]  # to the bit
+    assert len(set(told["from single"]["seeds"])) == 2  # dropout of each process is its own
+
+
+def test_three_of_the_version_before_are_gone_on_from_by_two(
+    single: tuple[Path, dict[str, Any]], told: dict[str, Any]
+) -> None:
+    assert told["from former"]["state"] == single[1]["state"]
+    assert told["from former"]["losses"] == pytest.approx(single[1]["losses"][3:], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ddp", "full_shard"])
+def test_another_strategy_goes_on(told: dict[str, Any], name: str) -> None:
+    def but_counts(state: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in state.items() if key != "buffers/count"}
+
+    moved = told[f"from {name}"]
+    assert but_counts(moved["state"]) == but_counts(told[name]["state"])  # to the bit
+    assert moved["losses"] == pytest.approx(told[name]["losses"][3:], abs=1e-5)
 
 
 @pytest.mark.parametrize("name", SHARING)
@@ -91,6 +114,7 @@ def test_a_single_process_goes_on_from_theirs(
 ) -> None:
     one = processes.made(World.single(), StepOptions(2), seed=7)
     Checkpoints(single[0] / name.replace(" ", "-"), World.single()).restore(one)
+    assert held(one) == told[name]["state"]  # to the bit
     losses = trained(one, range(3, 6), processes.BATCH)
     assert losses == pytest.approx(told[name]["losses"][3:], abs=1e-5)
 

@@ -19,10 +19,13 @@ from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrec
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
+from gpuherd.posttrain.learning import options
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
 from gpuherd.posttrain.learning.preflight import check_data
 from gpuherd.posttrain.rollout.lengths import Lengths, Texts, lengths_of
+from gpuherd.posttrain.runs.memory import host_memory, host_words
 from gpuherd.standin.machine import SimulatedMachine
 
 GIB = 1 << 30
@@ -45,7 +48,33 @@ def test_a_small_model_fits(policy_model: Path) -> None:
     need = need_of(told, cards(1, 40 * GIB), 1)
     assert 0 < need.memory_mb < 20_000 and "PPO" in need.sentence and "8 at once" in need.sentence
     shared = config(str(policy_model), training={"batch_size": 8}, distributed={"num_gpus": 2, "strategy": "fsdp"})
-    assert "by fsdp" in need_of(shared, cards(2, 40 * GIB), 2).sentence
+    divided = need_of(shared, cards(2, 40 * GIB), 2)
+    assert "by fsdp" in divided.sentence and divided.sentence.endswith(" of the computer's memory")
+    assert "computer's memory" not in need.sentence
+
+
+def test_what_fsdp_takes_of_the_computer_s_memory() -> None:
+    """The file of a checkpoint, and what is offloaded: weights, gradients and two moments, 4 bytes each."""
+
+    def told(**more: Any) -> Any:
+        return config(
+            "llama-3.1-8b",
+            training={"algorithm": "sft", "batch_size": 8, "use_bf16": True, "data_file": "x"},
+            distributed={"num_gpus": 8, "strategy": "fsdp", **more},
+        )
+
+    weights = sum(each.numel for each in read_architecture("llama-3.1-8b").tensors())
+    architecture, steps = read_architecture("llama-3.1-8b"), options.steps_of(told(), 8)
+    job = job_of(told(), Precision.FP32, 8)
+    assert host_memory(architecture, job, steps, 8) == 2 * FILE_BYTES
+    offloading = options.steps_of(told(fsdp_cpu_offload=True), 8)
+    offloaded = host_memory(architecture, job, offloading, 8) - 2 * FILE_BYTES
+    assert 8 * offloaded == pytest.approx(16 * weights, rel=0.001)
+    many = read_architecture("llama-3.1-405b")
+    with pytest.raises(
+        JobCannotFit, match=r"8 processes take .* of the computer's memory \(fsdp_cpu_offload\), which has"
+    ):
+        host_words(many, job, offloading, 8, 8)
 
 
 def test_the_data_says_how_long_prompts_are(policy_model: Path, tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def rows_of_kind(work: Training, kind: type[Kind], algorithm: str, *, all_rounds
 
 
 def trained_module(work: Training, lora: Lora | None, longest: int, world: World) -> LoadedModel:
-    """The policy with what is trained requiring gradients, on this process's device, or where FSDP divides it on the
-    CPU.
+    """The policy with what is trained requiring gradients, on this process's device, or of what FSDP divides this
+    process's part.
 
     Args:
         longest: tokens of the longest sequence that is learnt from.
@@ -118,8 +118,7 @@ def trained_module(work: Training, lora: Lora | None, longest: int, world: World
     from gpuherd.posttrain.policy_gradient.policy import load_for_training
 
     torch.manual_seed(work.seed)  # of a new adapter's weights
-    sharded = _shards(work)
-    loaded = load_for_training(work.policy, work.precision, "cpu" if sharded else world.device, lora, sharded=sharded)
+    loaded = load_for_training(work.policy, work.precision, world.device, lora, sharded=_shards(work))
     most = getattr(loaded.module.config.get_text_config(), "max_position_embeddings", None)
     if most is not None and longest > most:
         raise UsageError(
@@ -142,15 +141,13 @@ def reference_module(work: Training, module: Any, device: str) -> Any:
 
 def placed_reference(work: Training, module: Any, world: World) -> Any:
     """``reference_module`` on this process's device; with FSDP each process holds its part of it, as of the policy."""
-    if not _shards(work):
-        return reference_module(work, module, world.device)
+    reference = reference_module(work, module, world.device)
+    if reference is None or not _shards(work):
+        return reference
     import torch
 
     from gpuherd.posttrain.engine import strategies
 
-    reference = reference_module(work, module, "cpu")
-    if reference is None:
-        return None
     amp = None if work.precision.amp_dtype is None else getattr(torch, work.precision.amp_dtype)
     return strategies.distributed(reference, work.steps, world, amp, None, all_used=True)
 

@@ -1,18 +1,25 @@
 """Checkpoints of a training: complete or absent, of which another start goes on exactly.
 
-A checkpoint is a folder ``step-00000120``: each process's tensors as safetensors (one file where all processes hold the
-same), each process's random state, and ``checkpoint.json``, written last. It is written aside and renamed when all of
-it is synced. Tensors know their rows, so that another number of processes, or another strategy, can go on with it.
-No pickle: a checkpoint of a stranger can't run code.
+A checkpoint is a folder ``step-00000120``, written by torch.distributed.checkpoint: each process's tensors as
+safetensors (one file where all processes hold the same), each process's random state, and ``checkpoint.json``, written
+last. It is written aside and renamed when all of it is synced. No process holds more than its own part, and another
+number of processes, or another strategy, can go on: each reads the rows that are its own then.
+
+No pickle: a checkpoint of a stranger can't run code. (torch's own storage would keep its index as a pickle; its storage
+for safetensors keeps offsets in their headers.)
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +27,16 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import atomic
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
 from gpuherd.posttrain.engine import strategies
-from gpuherd.posttrain.engine.strategies import Slice
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.engine.world import World
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-FORMAT = 1
+FORMAT = 2
+_FORMER = 1  # safetensors whose rows stand in a file beside each: still read
 DIGESTS = "models_sha256"  # in an identity: of the files of the models that a training begins with
+FILE_BYTES = 1 << 30  # of a file of tensors; while it is written, a process holds it twice
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -76,16 +84,16 @@ class Checkpoints:
         target = self.folder / f"step-{step:08d}"
         temporary = atomic.aside(target)
         self._together(lambda: self._begin(temporary), only_main=True)
-        self._together(lambda: self._write_part(temporary, trainee))
-        parts = self.world.gather({name: (temporary / name).stat().st_size for name in self._parts_of(trainee)})
+        self._together(lambda: self._write_random(temporary))
+        self._together(lambda: self._write_tensors(temporary, trainee))
         about = {
             "format": FORMAT,
             "step": step,
             "world_size": self.world.size,
             "identity": self.identity,
             "counters": trainee.counters(),
+            "numbers": strategies.state_numbers(trainee),
             "extra": dict(extra),
-            "files": {name: size for part in parts for name, size in part.items()},
         }
         self._together(lambda: self._complete(target, temporary, about), only_main=True)
         return target
@@ -100,21 +108,31 @@ class Checkpoints:
         return None
 
     def load(self, restored: Restored, trainee: Trainee) -> None:
-        """Puts weights, optimiser, counters and random states back. Raises UsageError where the trainee's weights are
-        not the checkpoint's, DamagedCheckpoint."""
+        """Puts weights, optimiser, counters and random states back; each process reads its own part.
+
+        In as many processes as wrote it each gets its random state back. In another number each is seeded by the
+        checkpoint's first state and its rank: the same at each start, and different in each process.
+
+        Raises UsageError where the trainee's weights are not the checkpoint's, DamagedCheckpoint.
+        """
         from safetensors import SafetensorError
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         about = _about(restored.folder)
         try:
-            parts = _Parts(restored.folder)
-            _refuse_other_weights(restored.folder, trainee, parts.shapes)
-            numbers = {name: plain for each in parts.numbers for name, plain in each.items()}
-            strategies.load_state(trainee, iter(parts.shapes.items()), parts.read, numbers)
+            reader = _reader(restored.folder, about["format"])
+            tensors: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+            kept = {name: (tuple(each.size), each.properties.dtype) for name, each in tensors.items()}
+            _refuse_other_weights(restored.folder, trainee, {name: shape for name, (shape, _) in kept.items()})
+            state = strategies.empty_state(trainee, kept)
+            with _quietly():
+                load(state, storage_reader=reader, no_dist=self.world.size == 1)
+            strategies.set_optimizer_state(trainee, state, _numbers(restored.folder, about))
             trainee.set_counters(about["counters"])
-            own = restored.folder / f"random-{self.world.rank:05d}.json"
-            # Processes that were not there then keep the state that they were seeded with.
-            if own.exists():
-                restore_random(json.loads(own.read_text(encoding="utf-8")), self.world.device)
+            self._restore_random(restored.folder, int(about["world_size"]))
+        except CheckpointException as problem:
+            raise _unreadable(restored.folder, _cause(problem)) from None
         except (OSError, ValueError, LookupError, TypeError, SafetensorError) as problem:
             raise _unreadable(restored.folder, problem) from None
 
@@ -144,32 +162,31 @@ class Checkpoints:
             shutil.rmtree(stray)
         temporary.mkdir(parents=True)
 
-    def _parts_of(self, trainee: Trainee) -> list[str]:
-        """The files of this process."""
-        random = f"random-{self.world.rank:05d}.json"
-        if not (trainee.steps.shards or self.world.is_main):
-            return [random]
-        return [random, f"part-{self.world.rank:05d}.safetensors", f"part-{self.world.rank:05d}.json"]
-
-    def _write_part(self, temporary: Path, trainee: Trainee) -> None:
-        from safetensors.torch import save_file
-
-        random, *part = self._parts_of(trainee)
+    def _write_random(self, temporary: Path) -> None:
         state = capture_random(self.world.device)
-        (temporary / random).write_text(json.dumps(state), encoding="utf-8")
-        if not part:
-            return
-        held: dict[str, Tensor] = {}
-        places: dict[str, Any] = {}
-        for name, place, tensor in strategies.state_tensors(trainee):
-            held[name] = tensor
-            places[name] = [list(place.shape), place.start, place.stop]
-        save_file(held, temporary / part[0])
-        text = json.dumps({"places": places, "numbers": strategies.state_numbers(trainee)})
-        (temporary / part[1]).write_text(text, encoding="utf-8")
+        (temporary / _random_file(self.world.rank)).write_text(json.dumps(state), encoding="utf-8")
+
+    def _write_tensors(self, temporary: Path, trainee: Trainee) -> None:
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        # What all processes hold whole, the main one writes.
+        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+        state = _apart(strategies.state_of(trainee))
+        files = _files(state, FILE_BYTES)
+        writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=files, save_distributed=True)
+        try:
+            with _quietly():
+                save(state, storage_writer=writer, planner=planner, no_dist=self.world.size == 1)
+        except CheckpointException as problem:
+            raise _cause(problem) from None
 
     def _complete(self, target: Path, temporary: Path, about: Mapping[str, Any]) -> None:
-        (temporary / "checkpoint.json").write_text(json.dumps(about, allow_nan=False), encoding="utf-8")
+        files = {path.name: path.stat().st_size for path in temporary.iterdir()}
+        text = json.dumps({**about, "files": files}, allow_nan=False)
+        (temporary / "checkpoint.json").write_text(text, encoding="utf-8")
         atomic.publish(target)
         for old in self._complete_ones()[: -self.keep]:
             shutil.rmtree(old)
@@ -189,6 +206,15 @@ class Checkpoints:
                 raise CannotWrite(each)
 
     # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _restore_random(self, folder: Path, written_by: int) -> None:
+        if written_by == self.world.size:
+            own = folder / _random_file(self.world.rank)
+            restore_random(json.loads(own.read_text(encoding="utf-8")), self.world.device)
+            return
+        first = (folder / _random_file(0)).read_bytes()
+        drawn = hashlib.blake2b(first + f" {self.world.rank}".encode(), digest_size=8).digest()
+        seed_all(int.from_bytes(drawn, "big") >> 1)
 
     def _complete_ones(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
@@ -210,59 +236,136 @@ class Checkpoints:
 
 def differing(identity: Mapping[str, Any], kept: Mapping[str, Any]) -> list[str]:
     """The names in which two identities of trainings differ. Digests of models are compared where both have them:
-    earlier versions recorded none."""
+    earlier versions recorded none. An option that is None is as one that an earlier version did not have."""
     known = bool(identity.get(DIGESTS) and kept.get(DIGESTS))
     return [
         name
         for name in sorted({*identity, *kept})
-        if identity.get(name) != kept.get(name) and (known or name != DIGESTS)
+        if _given(identity.get(name)) != _given(kept.get(name)) and (known or name != DIGESTS)
     ]
 
 
-class _Parts:
-    """The files of tensors of a checkpoint, read piece by piece.
+def _given(value: Any) -> Any:
+    """Without the entries of mappings that are None."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _given(each) for name, each in value.items() if each is not None}
 
-    Attributes:
-        shapes: of every tensor, whole.
-        numbers: of ``strategies.state_numbers``, a file each.
-    """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.numbers: list[dict[str, dict[str, float]]] = []
-        self._where: dict[str, list[tuple[Path, Slice]]] = {}
-        for path in sorted(folder.glob("part-*.json")):
-            index = json.loads(path.read_text(encoding="utf-8"))
-            self.numbers.append(index["numbers"])
-            for name, (shape, start, stop) in index["places"].items():
-                self.shapes[name] = tuple(shape)
-                place = Slice(tuple(shape), start, stop)
-                self._where.setdefault(name, []).append((path.with_suffix(".safetensors"), place))
+def _reader(folder: Path, version: int) -> HuggingFaceStorageReader:
+    """What reads a checkpoint's tensors, of this format or of the former one."""
+    import torch
+    from torch.distributed.checkpoint._hf_utils import _HFStorageInfo
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        StorageMeta,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
 
-    def read(self, name: str, wanted: Slice) -> Tensor:
-        """The rows of a tensor that the place asks for, from as many files as hold some."""
-        import torch
-        from safetensors import safe_open
+    if version == FORMAT:
+        return HuggingFaceStorageReader(str(folder))
 
-        pieces = []
-        for path, held in self._where[name]:
-            with safe_open(path, framework="pt") as file:
-                if held.start is None or held.stop is None or wanted.start is None or wanted.stop is None:
-                    return file.get_tensor(name)  # type: ignore[no-any-return]
-                begin, end = max(held.start, wanted.start), min(held.stop, wanted.stop)
-                if begin < end:
-                    pieces.append(file.get_slice(name)[begin - held.start : end - held.start])
-                elif not pieces and path == self._where[name][-1][0]:
-                    pieces.append(file.get_slice(name)[0:0])  # a process may have no rows of it
-        return torch.cat(pieces)
+    class Former(HuggingFaceStorageReader):
+        """Reads format 1, in which the rows of the tensors of ``part-N.safetensors`` stand in ``part-N.json``."""
+
+        def read_metadata(self) -> Metadata:
+            from safetensors import safe_open
+            from safetensors.torch import _getdtype
+
+            tensors: dict[str, Any] = {}
+            storage: dict[MetadataIndex, _HFStorageInfo] = {}
+            for path in sorted(folder.glob("part-*.json")):
+                file = str(path.with_suffix(".safetensors"))
+                with safe_open(file, framework="pt") as opened:
+                    for name, (shape, start, stop) in json.loads(path.read_text(encoding="utf-8"))["places"].items():
+                        offset = torch.Size([start or 0, *[0] * (len(shape) - 1)][: len(shape)])
+                        index = MetadataIndex(name, offset)
+                        if index in storage or (start is not None and start == stop):
+                            continue
+                        size = torch.Size(opened.get_slice(name).get_shape())
+                        dtype = _getdtype(opened.get_slice(name).get_dtype())
+                        about = tensors.setdefault(
+                            name, TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), [])
+                        )
+                        about.chunks.append(ChunkStorageMetadata(offset, size))
+                        storage[index] = _HFStorageInfo(file, size, dtype)
+            return Metadata(tensors, storage_data=storage, storage_meta=StorageMeta(load_id=self.load_id))
+
+    return Former(str(folder))
+
+
+def _numbers(folder: Path, about: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Of ``strategies.state_numbers``."""
+    if about["format"] == FORMAT:
+        return dict(about["numbers"])
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("part-*.json"))]
+    return {name: plain for part in parts for name, plain in part["numbers"].items()}
+
+
+def _files(state: Mapping[str, Any], most: int) -> dict[str, int]:
+    """Into which of its files, counted from 1, each process writes a tensor: no more than so many bytes of its own in
+    one, since a file is put together in memory. The same in all processes."""
+    found: dict[str, int] = {}
+    number, filled = 1, 0
+    for name, each in state.items():
+        shares = each.device_mesh.size() if hasattr(each, "device_mesh") else 1
+        size = -(-each.numel() // shares) * each.element_size()
+        if filled and filled + size > most:
+            number, filled = number + 1, 0
+        found[name], filled = number, filled + size
+    return found
+
+
+def _apart(state: dict[str, Any]) -> dict[str, Any]:
+    """The same, a copy of each tensor but the first of those that lie in one place (bitsandbytes' tables, which all
+    weights share), as safetensors wants it."""
+    seen: set[int] = set()
+    found: dict[str, Any] = {}
+    for name, each in state.items():
+        local = each.to_local() if hasattr(each, "to_local") else each
+        place = local.untyped_storage().data_ptr()
+        found[name] = each.clone() if place and place in seen and local is each else each
+        seen.add(place)
+    return found
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's warning that there is one process alone, and its records of what fails, which is raised too."""
+    said = logging.getLogger("c10d-NullHandler-dcp_logger")
+    before = said.level
+    said.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            yield
+    finally:
+        said.setLevel(before)
+
+
+def _cause(problem: BaseException) -> Exception:
+    """What went wrong in the first process in which something did, of torch's CheckpointException, which is none of
+    Exception's kind. Raises it where it is no error of files or values."""
+    failures: Mapping[int, tuple[BaseException, object]] = getattr(problem, "failures", {})
+    for cause, _ in failures.values():
+        if isinstance(cause, Exception):
+            return cause
+    raise problem
+
+
+def _random_file(rank: int) -> str:
+    return f"random-{rank:05d}.json"
 
 
 def _about(path: Path) -> dict[str, Any]:
     """What a checkpoint says of itself. Raises DamagedCheckpoint where its files are not those that it names."""
     try:
         about: dict[str, Any] = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
-        if about["format"] != FORMAT:
+        if about["format"] not in (FORMAT, _FORMER):
             raise UsageError(f"{path} is of format {about['format']}; this gpuherd reads format {FORMAT}")
         for name, size in about["files"].items():
             if (path / Path(name).name).stat().st_size != size:

@@ -1,4 +1,4 @@
-"""The figures of a training by step: ``curves.jsonl``, and TensorBoard and Weights & Biases where asked.
+"""The figures of a training by step: ``curves.jsonl``, and TensorBoard, Weights & Biases and trackio where asked.
 
 A line a step, synced; where a training goes on from a checkpoint, lines of later steps are cut off, so that no step is
 there twice. Also the peak memory of each GPU, as lines for run.log.
@@ -10,7 +10,9 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +23,7 @@ from gpuherd.errors import CannotWrite, MissingExtra, UsageError, naming_extras,
 from gpuherd.posttrain.engine.world import World
 
 FILE = "curves.jsonl"
-_WANDB_RUN = "wandb-run"  # the id of the run of W&B
-REPORTERS = ("tensorboard", "wandb")
+_WANDB_RUN, _TRACKIO_RUN = "wandb-run", "trackio-run"  # the id of the run of W&B, the name of that of trackio
 
 
 def read_curves(folder: Path) -> list[dict[str, Any]]:
@@ -66,13 +67,13 @@ class Curves:
 
     Args:
         folder: of the training; the file is ``folder/curves.jsonl``.
-        report_to: ``tensorboard`` (into ``folder/tensorboard``), ``wandb``.
+        report_to: ``tensorboard`` (into ``folder/tensorboard``), ``wandb``, ``trackio``.
         step: of the checkpoint that the training goes on from; later lines are cut off. 0: all are.
-        name, project: what W&B calls the run, and its project.
+        name, project: what W&B and trackio call the run, and its project.
 
     Raises:
         UsageError: another word in report_to, or a file that is none of ours.
-        MissingExtra: TensorBoard or W&B is not installed.
+        MissingExtra: what is reported to is not installed.
     """
 
     def __init__(
@@ -99,10 +100,7 @@ class Curves:
             kept = [line for line in _lines(self.path) if json.loads(line)["step"] <= step]
             atomic_write(self.path, "".join(f"{line}\n" for line in kept).encode())
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if "tensorboard" in report_to:
-            self._writers.append(_TensorBoard(folder / "tensorboard", step))
-        if "wandb" in report_to:
-            self._writers.append(_WandB(folder, name, project, goes_on=step > 0))
+        self._writers += [REPORTERS[each](folder, name, project, step) for each in report_to]
 
     def log(self, step: int, figures: Mapping[str, float | None]) -> None:
         """Adds the figures of a step but those that are None. Raises ValueError for one not finite, CannotWrite."""
@@ -142,13 +140,13 @@ class Curves:
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, step: int):
+    def __init__(self, folder: Path, _name: str | None, _project: str | None, step: int):
         with naming_extras({"tensorboard": "posttrain"}, "TensorBoard's files take"):
             import tensorboard  # noqa: F401 - torch says so late
         from torch.utils.tensorboard import SummaryWriter
 
         # TensorBoard hides by itself what was logged of later steps.
-        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
@@ -158,28 +156,32 @@ class _TensorBoard:
         self._writer.close()
 
 
-def _run_of(kept: Path) -> str | None:
+def _run_of(kept: Path, step: int) -> str | None:
+    """What a tracker calls the run that a training goes on with; None where it begins."""
     try:
-        return kept.read_text(encoding="utf-8").strip() or None
+        return (kept.read_text(encoding="utf-8").strip() or None) if step > 0 else None
     except FileNotFoundError:
         return None
+
+
+def _keep_run(kept: Path, run: str) -> None:
+    try:
+        atomic_write(kept, f"{run}\n".encode())
+    except OSError as problem:
+        raise CannotWrite(f"can't write {kept}: {problem.strerror}") from None
 
 
 class _WandB:
     """A run of W&B. A training that is resumed from a checkpoint continues it: its id is kept in the folder."""
 
-    def __init__(self, folder: Path, name: str | None, project: str | None, *, goes_on: bool):
+    def __init__(self, folder: Path, name: str | None, project: str | None, step: int):
         try:
             import wandb
         except ModuleNotFoundError:
             raise MissingExtra("report_to wandb: wandb is not installed; pip install wandb") from None
-        kept = folder / _WANDB_RUN
         # The environment (WANDB_PROJECT, WANDB_NAME, WANDB_RUN_ID) counts where no option is given.
-        run = os.environ.get("WANDB_RUN_ID") or (_run_of(kept) if goes_on else None) or secrets.token_hex(4)
-        try:
-            atomic_write(kept, f"{run}\n".encode())
-        except OSError as problem:
-            raise CannotWrite(f"can't write {kept}: {problem.strerror}") from None
+        run = os.environ.get("WANDB_RUN_ID") or _run_of(folder / _WANDB_RUN, step) or secrets.token_hex(4)
+        _keep_run(folder / _WANDB_RUN, run)
         self._run: Any = wandb.init(
             project=project or os.environ.get("WANDB_PROJECT", "gpuherd"),
             name=name or os.environ.get("WANDB_NAME", folder.name),
@@ -193,6 +195,46 @@ class _WandB:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class _Trackio:
+    """A run of trackio, on this machine unless its own variables (TRACKIO_SPACE_ID, ...) say otherwise.
+
+    trackio knows a run by its name, so each gets one that no other has; it is kept in the folder, and a training that
+    is resumed from a checkpoint continues it. Steps behind the checkpoint are there twice then, with the same figures.
+    """
+
+    def __init__(self, folder: Path, name: str | None, project: str | None, step: int):
+        try:
+            import trackio
+        except ModuleNotFoundError:
+            raise MissingExtra("report_to trackio: trackio is not installed; pip install trackio") from None
+        run = _run_of(folder / _TRACKIO_RUN, step) or f"{name or folder.name}-{secrets.token_hex(4)}"
+        _keep_run(folder / _TRACKIO_RUN, run)
+        self._trackio: Any = trackio
+        with redirect_stdout(sys.stderr):  # it prints where its figures go
+            self._run: Any = trackio.init(
+                project=project or "gpuherd",
+                name=run,
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,  # gpu_monitor measures the GPUs
+                auto_log_cpu=False,
+            )
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        with redirect_stdout(sys.stderr):
+            self._trackio.finish()  # the run's own finish would be called again at exit
+
+
+REPORTERS: Mapping[str, Callable[[Path, str | None, str | None, int], Any]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WandB,
+    "trackio": _Trackio,
+}
 
 
 _GB = 1 << 30

@@ -361,23 +361,33 @@ def save_model(
             that has a value head beside it); the module itself by default.
         extra_files: texts of further files in the folder, by name.
     """
-    weights = trainee.full_state()
+    start = f"{part}." if part else ""
+    model = trainee.plain.get_submodule(part) if part else trainee.plain
+    wanted = _saved_of_adapted(model, start) if hasattr(model, "peft_type") else (lambda name: name.startswith(start))
     problem: str | None = None
-    if trainee.world.is_main:
-        start = f"{part}." if part else ""
-        own = {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
-        model = trainee.plain.get_submodule(part) if part else trainee.plain
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        weights = trainee.full_state(wanted, spill=folder.parent)
+        if trainee.world.is_main:
             settle(folder)
             with atomic_folder(folder) as aside:
+                own = {name.removeprefix(start): tensor for name, tensor in weights.items()}
                 model.save_pretrained(aside, state_dict=own)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(aside)
                 for name, text in (extra_files or {}).items():
                     (aside / name).write_text(text, encoding="utf-8")
-        except OSError as trouble:
-            problem = f"can't write the model in {folder}: {trouble.strerror or trouble}"
+    except OSError as trouble:
+        problem = f"can't write the model in {folder}: {trouble.strerror or trouble}"
     for each in trainee.world.gather(problem):
         if each is not None:
             raise CannotWrite(each)
+
+
+def _saved_of_adapted(model: Any, start: str) -> Callable[[str], bool]:
+    """Which weights are needed to save a PEFT model whose names begin with ``start``: the trained ones, and embeddings,
+    which PEFT may save too; not those that the adapter is put on."""
+    from peft.utils.other import EMBEDDING_LAYER_NAMES
+
+    trained = {f"{start}{name}" for name, weight in model.named_parameters() if weight.requires_grad}
+    further = (*EMBEDDING_LAYER_NAMES, "modules_to_save")
+    return lambda name: name in trained or (name.startswith(start) and any(each in name for each in further))

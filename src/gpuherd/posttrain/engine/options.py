@@ -159,6 +159,14 @@ class Optimised:
         )
 
 
+class Quantization(StrEnum):
+    """How bitsandbytes stores the weights under an adapter."""
+
+    INT8 = "int8"  # arXiv 2208.07339
+    NF4 = "nf4"  # arXiv 2305.14314
+    NF4_DQ = "nf4-dq"  # with its scales quantised too
+
+
 @dataclass(frozen=True, slots=True)
 class Lora:
     """An adapter to be trained in place of the weights (arXiv 2106.09685). Raises UsageError.
@@ -168,14 +176,19 @@ class Lora:
         alpha: its update is scaled by alpha / r.
         dropout: of the adapter's inputs, while it is trained.
         target_modules: the last parts of the names of the layers that get one; None: PEFT's choice for the model.
+        quantization: of the frozen weights under it, while it is trained (QLoRA, arXiv 2305.14314); None: none. Not
+            with strategy fsdp, which can't divide codes.
     """
 
     r: int = 8
     alpha: float = 16.0
     dropout: float = 0.0
     target_modules: tuple[str, ...] | None = None
+    quantization: Quantization | None = None
 
     def __post_init__(self) -> None:
+        if self.quantization is not None:
+            _named(Quantization, "quantization", self.quantization)
         check_range(self, "r", 1)
         check_range(self, "alpha", above=0)
         _check("dropout", self.dropout, 0 <= self.dropout < 1, "from 0 to under 1")

@@ -1,5 +1,5 @@
 """A module made ready for training in several processes, by torch's DDP or torch's fully_shard (FSDP2) layer by layer,
-and which rows of its state each process then holds.
+and its state by name, as checkpoints keep it.
 
 fully_shard works on a CPU too. It divides each weight along its first dimension, in the order of ranks, as torch.chunk
 does; the optimiser's states that have the weight's shape are divided in the same way.
@@ -8,9 +8,11 @@ does; the optimiser's states that have the weight's shape are divided in the sam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
@@ -104,9 +106,93 @@ def _sharded(module: Any, steps: StepOptions, world: World, amp_dtype: Any, laye
         "mp_policy": MixedPrecisionPolicy(param_dtype=amp_dtype, reduce_dtype=torch.float32),
         "offload_policy": offload,
     }
+    rows = _take_rows(module)
     for layer in layers:
         fully_shard(layer, **how)
-    return fully_shard(module, **how)
+    fully_shard(module, **how)
+    _give_rows(module, rows, "cpu" if isinstance(offload, CPUOffloadPolicy) else world.device)
+    return module
+
+
+# --- rows of weights that were read before the module was sharded -----------------------------------------------------
+
+_ROWS = "gpuherd_rows"
+
+
+def hold(module: Any, sharded: Any) -> None:
+    """Gives a module without memory (on the meta device) this process's rows of the weights of the same module that is
+    sharded already, each as an attribute of its weight, and the other's buffers.
+
+    The weights become placeholders of their shape that take the memory of one number: adapters and heads can be put
+    beside them as beside weights on the CPU. Their content follows once ``distributed`` has sharded the module.
+    """
+    import torch
+
+    read = dict(sharded.named_parameters())
+
+    def placeholder(name: str, weight: Any) -> Any:
+        rows = read[name].detach()
+        empty = torch.empty((), dtype=rows.dtype).expand(weight.shape)
+        made = torch.nn.Parameter(empty, requires_grad=rows.dtype.is_floating_point)
+        setattr(made, _ROWS, rows.to_local())
+        return made
+
+    _replace(module, placeholder)
+    for name, buffer in sharded.named_buffers():
+        owner, _, own = name.rpartition(".")
+        setattr(module.get_submodule(owner), own, buffer)
+
+
+def _take_rows(module: Any) -> dict[str, Any]:
+    """The rows in hand, by the weights' names; the placeholders become weights without memory, which fully_shard
+    divides without touching them."""
+    import torch
+
+    found = {name: getattr(weight, _ROWS) for name, weight in module.named_parameters() if hasattr(weight, _ROWS)}
+    if found:
+        _replace(
+            module,
+            lambda _, weight: (
+                torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=weight.requires_grad)
+                if hasattr(weight, _ROWS)
+                else weight
+            ),
+        )
+    return found
+
+
+def _give_rows(module: Any, rows: dict[str, Any], device: str) -> None:
+    """Makes the rows the content of the weights of a module that is sharded now."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    def filled(name: str, weight: Any) -> Any:
+        part = rows.pop(name, None)
+        if part is None:
+            return weight
+        whole = DTensor.from_local(
+            part.to(device),
+            weight.device_mesh,
+            weight.placements,
+            run_check=False,
+            shape=weight.shape,
+            stride=weight.stride(),
+        )
+        return torch.nn.Parameter(whole, requires_grad=weight.requires_grad)
+
+    if rows:
+        _replace(module, filled)
+
+
+def _replace(module: Any, make: Callable[[str, Any], Any]) -> None:
+    """Puts another weight in the place of each, one for those that share one."""
+    before = list(module.named_parameters(remove_duplicate=False))
+    made: dict[int, Any] = {}
+    for name, weight in before:
+        if id(weight) not in made:
+            made[id(weight)] = make(name, weight)
+        owner, _, own = name.rpartition(".")
+        setattr(module.get_submodule(owner), own, made[id(weight)])
 
 
 def transformer_layers(module: Any) -> list[Any]:
@@ -178,135 +264,94 @@ def _move(module: Any, device: str) -> None:
         module.to(wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Which part of a tensor lies in a process.
-
-    Attributes:
-        shape: of the whole.
-        start, stop: its rows here; None where it is never divided.
-    """
-
-    shape: tuple[int, ...]
-    start: int | None = None
-    stop: int | None = None
-
-
-def rows(length: int, rank: int, size: int) -> tuple[int, int]:
-    """The first row and the one after the last that a process has, as torch.chunk divides them.
-
-    >>> [rows(5, rank, 4) for rank in range(4)]
-    [(0, 2), (2, 4), (4, 5), (5, 5)]
-    """
-    each = -(-length // size)
-    return min(rank * each, length), min((rank + 1) * each, length)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's part of it, on the CPU, contiguous."""
-    part: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part.detach().cpu().contiguous()  # type: ignore[no-any-return]
-
-
-def slice_of(trainee: Trainee, shape: tuple[int, ...], *, of_weight: bool) -> Slice:
-    """Where a tensor of this whole shape lies in this process. ``of_weight``: it is divided as its weight is."""
-    if not (of_weight and shape):
-        return Slice(shape)
-    if not trainee.steps.shards:
-        return Slice(shape, 0, shape[0])
-    return Slice(shape, *rows(shape[0], trainee.world.rank, trainee.world.size))
-
-
-def state_tensors(trainee: Trainee) -> Iterator[tuple[str, Slice, Tensor]]:
-    """The trained weights, the optimiser's states and persistent buffers that training can change: name, place, and
-    this process's part (on the CPU)."""
+def state_of(trainee: Trainee) -> dict[str, Any]:
+    """The trained weights, the optimiser's states and the persistent buffers by name, as they lie in this process (as
+    DTensors where they are sharded): ``weights/NAME``, ``optimizer/NAME/KEY``, ``buffers/NAME``."""
     if trainee.steps.shards:
         reshard(trainee.plain)
+    found: dict[str, Any] = {}
     for name, weight in trainee.weights.items():
-        yield f"weights/{name}", slice_of(trainee, tuple(weight.shape), of_weight=True), local(weight)
+        found[f"weights/{name}"] = weight.detach()
         for key, value in trainee.optimizer.state.get(weight, {}).items():
             if hasattr(value, "shape"):
-                follows = tuple(value.shape) == tuple(weight.shape)
-                yield f"optimizer/{name}/{key}", slice_of(trainee, tuple(value.shape), of_weight=follows), local(value)
+                found[f"optimizer/{name}/{key}"] = value
     persistent = trainee.plain.state_dict()
-    for name, buffer in trainee.plain.named_buffers():
-        if name in persistent:
-            yield f"buffers/{name}", Slice(tuple(buffer.shape)), local(buffer)
+    found |= {f"buffers/{name}": each for name, each in trainee.plain.named_buffers() if name in persistent}
+    return found
 
 
 def state_numbers(trainee: Trainee) -> dict[str, dict[str, float]]:
     """The optimiser's states that are plain numbers, by the weight's name (bitsandbytes counts its steps so)."""
-    return {
-        name: plain
-        for name, weight in trainee.weights.items()
-        if (
-            plain := {
-                key: value
-                for key, value in trainee.optimizer.state.get(weight, {}).items()
-                if isinstance(value, int | float)
-            }
-        )
+    states = {name: trainee.optimizer.state.get(weight, {}) for name, weight in trainee.weights.items()}
+    plain = {
+        name: {key: value for key, value in state.items() if isinstance(value, int | float)}
+        for name, state in states.items()
     }
+    return {name: numbers for name, numbers in plain.items() if numbers}
 
 
-def load_state(
-    trainee: Trainee,
-    names: Iterator[tuple[str, tuple[int, ...]]],
-    read: Callable[[str, Slice], Tensor],
-    numbers_kept: dict[str, dict[str, float]],
-) -> None:
-    """Puts kept tensors into their places.
+def empty_state(trainee: Trainee, kept: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Any]:
+    """Tensors to read a kept state into, by the names of ``state_of``: the weights and buffers themselves, and new ones
+    for the optimiser, which lie and are divided as their weight is where they have its shape.
 
     Args:
-        names: every kept tensor's name and whole shape.
-        read: gives the part of a tensor that a place says.
-        numbers_kept: of ``state_numbers``.
+        kept: whole shape and dtype of each tensor.
+
+    Raises KeyError for a name that the trainee does not have.
     """
     import torch
 
     if trainee.steps.shards:
         reshard(trainee.plain)
     buffers = dict(trainee.plain.named_buffers())
-    states: dict[str, dict[str, Any]] = {name: dict(plain) for name, plain in numbers_kept.items()}
-    with torch.no_grad():
-        for full, shape in names:
-            kind, _, name = full.partition("/")
-            if kind == "buffers":
-                buffers[name].copy_(read(full, Slice(shape)))
-            elif kind == "weights":
-                weight = trainee.weights[name]
-                part = weight.to_local() if hasattr(weight, "to_local") else weight
-                part.copy_(read(full, slice_of(trainee, shape, of_weight=True)))
-            else:
-                name, _, key = name.rpartition("/")
-                weight = trainee.weights[name]
-                follows = shape == tuple(weight.shape)
-                value = read(full, slice_of(trainee, shape, of_weight=follows))
-                states.setdefault(name, {})[key] = _beside(weight, value) if follows else _state(weight, key, value)
+    found: dict[str, Any] = {}
+    for full, (shape, dtype) in kept.items():
+        kind, _, name = full.partition("/")
+        if kind == "weights":
+            found[full] = trainee.weights[name].detach()
+        elif kind == "buffers":
+            found[full] = buffers[name]
+        else:
+            name, _, key = name.rpartition("/")
+            weight = trainee.weights[name].detach()
+            if key == "step":  # torch counts steps on the CPU
+                found[full] = torch.empty(shape, dtype=dtype)
+            elif shape == tuple(weight.shape):
+                found[full] = torch.empty_like(weight, dtype=dtype)
+            else:  # bitsandbytes' tables
+                found[full] = torch.empty(shape, dtype=dtype, device=weight.device)
+    return found
+
+
+def set_optimizer_state(trainee: Trainee, state: Mapping[str, Any], numbers: Mapping[str, dict[str, float]]) -> None:
+    """Gives the optimiser the states of ``empty_state``, once they are read, and of ``state_numbers``."""
+    states: dict[str, dict[str, Any]] = {name: dict(plain) for name, plain in numbers.items()}
+    for full, tensor in state.items():
+        kind, _, name = full.partition("/")
+        if kind == "optimizer":
+            name, _, key = name.rpartition("/")
+            states.setdefault(name, {})[key] = tensor
     trainee.optimizer.state.clear()
-    for name, state in states.items():
-        trainee.optimizer.state[trainee.weights[name]] = state
+    for name, each in states.items():
+        trainee.optimizer.state[trainee.weights[name]] = each
 
 
-def _beside(weight: Any, value: Tensor) -> Any:
-    """A state that has its weight's shape, on the weight's device and divided as it is."""
-    if not hasattr(weight, "to_local"):
-        return value.to(weight.device)
-    from torch.distributed.tensor import DTensor
+def on_disk(tensor: Tensor, folder: Path) -> Tensor:
+    """A copy of the tensor in a file of this folder that has no name and ends with it. Raises OSError."""
+    import torch
 
-    return DTensor.from_local(
-        value.to(weight.to_local().device),
-        weight.device_mesh,
-        weight.placements,
-        run_check=False,
-        shape=weight.shape,
-        stride=weight.stride(),
-    )
-
-
-def _state(weight: Any, key: str, value: Tensor) -> Tensor:
-    """Another one: torch counts steps on the CPU; bitsandbytes' tables lie on the weight's device."""
-    return value if key == "step" else value.to(weight.device)
+    if not tensor.numel():
+        return tensor.cpu()
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".weights-")
+    try:
+        # Before it is mapped: writing where the disk is full would end the process.
+        os.posix_fallocate(descriptor, 0, tensor.nbytes)
+        mapped = torch.from_file(name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+    finally:
+        os.close(descriptor)
+        Path(name).unlink()
+    return mapped.view(tensor.shape).copy_(tensor)
 
 
 def without_dropout(module: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuherd.errors import GpuherdError, UsageError, naming_extras
@@ -299,16 +300,40 @@ class Trainee:
         with strategies.gathered(self.plain, self.steps):
             yield
 
-    def full_state(self) -> dict[str, Tensor]:
-        """All weights and persistent buffers by name, whole, on the CPU: in the main process; nothing in the others.
-        All processes call it together."""
+    def full_state(
+        self, wanted: Callable[[str], bool] | None = None, *, spill: Path | None = None
+    ) -> dict[str, Tensor]:
+        """Weights and persistent buffers by name, whole, on the CPU: in the main process; nothing in the others. All
+        processes call it together, and each tensor of a sharded module is put together by itself.
+
+        Args:
+            wanted: the names that are; all by default.
+            spill: a folder on whose disk the tensors of a sharded module lie, in files without a name that go with
+                them, so that no process has to have the whole model in memory; in memory where None.
+
+        Raises OSError where they can't lie there, in the main process, when all processes have done their part.
+        """
         if self.steps.shards:
             strategies.reshard(self.plain)
         state: dict[str, Tensor] = {}
-        for name, tensor in self.plain.state_dict().items():
-            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-            if self.world.is_main:
-                state[name] = whole.detach().cpu()
+        done: dict[int, Tensor | None] = {}  # weights that are tied are one
+        problem: OSError | None = None
+        for name, tensor in self.plain.state_dict(keep_vars=True).items():
+            if wanted is not None and not wanted(name):
+                continue
+            if id(tensor) not in done:
+                done[id(tensor)] = None
+                sharded = hasattr(tensor, "full_tensor")
+                whole = (tensor.full_tensor() if sharded else tensor).detach()
+                if self.world.is_main and problem is None:
+                    try:
+                        done[id(tensor)] = strategies.on_disk(whole, spill) if sharded and spill else whole.cpu()
+                    except OSError as trouble:
+                        problem = trouble
+            if (kept := done[id(tensor)]) is not None:
+                state[name] = kept
+        if problem is not None:
+            raise problem
         return state
 
     # --- going on exactly ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.posttrain.engine.options import Stopped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +26,7 @@ T = TypeVar("T")
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = timedelta(minutes=60)  # a process may sample or score for long while others wait for it
+_FAREWELL = timedelta(minutes=1)
 
 _meetings = count()  # of this process with the others: each begins with nothing that an earlier one has left behind
 
@@ -75,6 +78,7 @@ class World:
     device: str
     backend: str | None
     _owns_group: bool = field(default=False, repr=False)
+    _store: Any = field(default=None, repr=False)  # of the group that it owns
 
     @classmethod
     def single(cls, device: str = "cpu") -> Self:
@@ -122,7 +126,7 @@ class World:
         if kind == "cuda":
             torch.cuda.set_device(place.local_rank)
         backend, group = ("nccl", "cpu:gloo,cuda:nccl") if kind == "cuda" else ("gloo", "gloo")
-        owns = not dist.is_initialized()
+        owns, own = not dist.is_initialized(), None
         if owns:
             try:
                 # Where an earlier group's addresses are still known, a process takes them for those of this one.
@@ -135,7 +139,7 @@ class World:
                     f"process {place.rank} of {place.size} could not join the others at {address}: {problem}"
                 ) from problem
         device = f"cuda:{place.local_rank}" if kind == "cuda" else "cpu"
-        return cls(place.rank, place.size, place.local_rank, device, backend, owns)
+        return cls(place.rank, place.size, place.local_rank, device, backend, owns, own)
 
     @property
     def is_main(self) -> bool:
@@ -197,13 +201,22 @@ class World:
         """Waits until all processes have come here."""
         self.total(0.0)
 
-    def close(self) -> None:
-        """Dissolves the group, where this world has made it."""
+    def close(self, *, together: bool = True) -> None:
+        """Dissolves the group, where this world has made it.
+
+        Args:
+            together: all processes come here, so that each waits until the others have had their last message: gloo
+                resets its connections at the end, and what the other side has not read by then is lost to it.
+        """
         if self._owns_group:
             import torch.distributed as dist
 
+            if together:
+                with suppress(RuntimeError):  # another one has died, and torchrun ends this one too
+                    self._store.set(f"done {self.rank}", "")
+                    self._store.wait([f"done {rank}" for rank in range(self.size)], _FAREWELL)
             dist.destroy_process_group()
-            self._owns_group = False
+            self._owns_group, self._store = False, None
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +224,7 @@ class World:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(together=kind is None or issubclass(kind, Stopped))
 
 
 def _first(kind: str) -> str:

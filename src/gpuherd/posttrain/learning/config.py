@@ -78,6 +78,7 @@ class TrainingBlock:
     wandb_project: str | None = None
     wandb_entity: str | None = None
     wandb_run_name: str | None = None
+    trackio_project: str | None = None
     seed: int = 0
     use_fp16: bool = False
     use_bf16: bool = False

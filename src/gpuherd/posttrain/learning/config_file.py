@@ -133,6 +133,8 @@ def _training(config: TrainConfig) -> Iterator[str]:
     for name in ("checkpoint_dir", "log_dir"):
         if getattr(told, name) is not None:
             yield f"training.{name}: {_ONE_FOLDER}"
+    if told.wandb_project and told.trackio_project not in (None, told.wandb_project):
+        yield "training.trackio_project and training.wandb_project differ; call them the same, or leave one out"
     if told.wandb_entity is not None:
         yield "training.wandb_entity: set WANDB_ENTITY in the environment, which wandb reads itself"
     group = config.grpo.group_size

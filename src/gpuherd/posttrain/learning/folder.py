@@ -80,6 +80,7 @@ _FREE = ("description", "tags", "output_dir", "distributed", "engine")
 _FREE_INSIDE = {
     "training": (
         "save_every", "save_total_limit", "log_every", "use_tensorboard", "wandb_project", "wandb_run_name",
+        "trackio_project",
         "gradient_accumulation_steps", "micro_batch_size", "dynamic_batch_size", "clear_cache_interval",
     ),
     "model": ("generation_batch_size",),

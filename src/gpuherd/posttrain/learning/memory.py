@@ -28,7 +28,7 @@ from gpuherd.posttrain.learning.options import (
     steps_of,
 )
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths
-from gpuherd.posttrain.runs.memory import PLAIN_HEADS, training_job
+from gpuherd.posttrain.runs.memory import PLAIN_HEADS, host_words, training_job
 from gpuherd.posttrain.runs.plan import StepRequest
 from gpuherd.units import gib
 
@@ -69,7 +69,8 @@ def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, leng
         alone = resources_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb
         if alone > memory:
             memory, said = alone, f"{load.batch} answers at once of {architecture.model}, beside {said}"
-    return StepRequest(here, memory, f"{said}: {gib(memory * MIB)} on each GPU")
+    host = host_words(architecture, job, steps_of(config, world_size), here, world_size)
+    return StepRequest(here, memory, f"{said}: {gib(memory * MIB)} on each GPU{host}")
 
 
 def foretell(config: TrainConfig, here: int, world_size: int, lengths: Lengths = UNKNOWN) -> None:

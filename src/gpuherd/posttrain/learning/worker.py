@@ -251,14 +251,14 @@ def _rows(
 
 def _hooks(config: TrainConfig, stopping: Callable[[], bool]) -> Hooks:
     told = config.training
-    reporters = (("tensorboard",) if told.use_tensorboard else ()) + (("wandb",) if told.wandb_project else ())
+    reporters = {"tensorboard": told.use_tensorboard, "wandb": told.wandb_project, "trackio": told.trackio_project}
     return Hooks(
         save_every=told.save_every,
         keep=told.save_total_limit or 2,
         log_every=told.log_every,
-        report_to=reporters,
+        report_to=tuple(name for name, wanted in reporters.items() if wanted),
         run_name=told.wandb_run_name or config.experiment_name,
-        project=told.wandb_project,
+        project=told.wandb_project or told.trackio_project,
         stopping=stopping,
     )
 

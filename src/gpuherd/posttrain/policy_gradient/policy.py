@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +90,24 @@ def load_for_training(
     """The policy with what is trained requiring gradients: its adapter, a new adapter, or all weights.
 
     A new adapter has random numbers of torch's generator; where the policy has an adapter already, training continues
-    with that one. The weights under an adapter are loaded frozen. The model's own dropout is switched off. Raises
-    UsageError for a guided policy: its classifier is not trained here.
+    with that one. The weights under an adapter are loaded frozen, quantised where ``lora`` says so. The model's own
+    dropout is switched off. Raises UsageError for a guided policy (its classifier is not trained here), and for
+    quantised weights that FSDP would have to divide; MissingExtra without bitsandbytes.
 
     Args:
-        sharded: FSDP will divide it.
+        sharded: FSDP will divide it: each process reads its own rows alone.
     """
     if policy.guide is not None:
         raise UsageError("a guided policy can't be trained by policy gradients; start from its model without the guide")
     if policy.adapter is not None or lora is not None:
-        loaded = load_frozen(policy.model, precision, device, sharded=sharded)
+        quantization = None if lora is None else lora.quantization
+        if quantization is not None and sharded:
+            raise UsageError(f"lora.quantization={quantization} with strategy fsdp: codes can't be divided; use ddp")
+        held = precision if quantization is None else replace(precision, dtype=str(quantization))
+        loaded = load_frozen(policy.model, held, device, sharded=sharded)
+        _keep_codes(loaded.module)
     else:
-        loaded = load_anew(policy.model, precision, device)
+        loaded = load_anew(policy.model, precision, device, sharded=sharded)
     without_dropout(loaded.module)
     if policy.adapter is not None:
         loaded.module = _with_trainable(loaded.module, policy.adapter)
@@ -116,6 +122,15 @@ def load_for_training(
                 precision.dtype,
             )
     return loaded
+
+
+def _keep_codes(module: Any) -> None:
+    """Has bitsandbytes leave codes of 4 bits as they are. On processors with AVX512-BF16 it repacks them for its faster
+    kernel at the first pass in evaluation mode, and that kernel has no gradients: what learns behind an answer would
+    learn nothing below the last layer."""
+    for each in module.modules():
+        if hasattr(each, "support_avx512bf16_for_cpu"):
+            each.support_avx512bf16_for_cpu = False
 
 
 def _with_trainable(module: Any, adapter: str) -> Any:
@@ -191,7 +206,7 @@ def save_policy(folder: Path, trainee: Trainee, tokenizer: Any) -> None:
     where a value head was trained. All processes call it together. Raises CannotWrite."""
     valued = isinstance(trainee.plain, ValuedPolicy)
     if valued:
-        state = trainee.full_state()
+        state = trainee.full_state(lambda name: name.startswith("value_head."))
         if trainee.world.is_main:
             with atomic.atomic_folder(folder / CRITIC) as critic:
                 save_value_head(critic, state)

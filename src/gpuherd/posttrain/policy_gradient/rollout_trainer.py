@@ -91,10 +91,7 @@ class RolloutTrainer:
         self._collected = [] if online else grouped(_rollouts(work.rows[-1] if work.rows else ()))
         self.plan = self._planned(passes)
         torch.manual_seed(work.seed)  # of a new adapter, and of dropout
-        sharded = self._steps.shards
-        loaded = load_for_training(
-            work.policy, work.precision, "cpu" if sharded else self.device, options.lora, sharded=sharded
-        )
+        loaded = load_for_training(work.policy, work.precision, self.device, options.lora, sharded=self._steps.shards)
         self._policy = loaded.module
         module = loaded.module
         if valued:
@@ -146,7 +143,7 @@ class RolloutTrainer:
                 save_policy(self.work.folder, self.trainee, self.sampler.tokenizer)
         finally:
             self._curves.close()
-            self.world.close()
+            self.world.close(together=kind is None or issubclass(kind, Stopped))
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 

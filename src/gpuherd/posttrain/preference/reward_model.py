@@ -6,7 +6,7 @@ pairs (Ouyang et al. 2022, arXiv 2203.02155, equation 1).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from gpuherd.posttrain.engine.fit import TrainPlan, TrainSetup, digest, fit, sav
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Watching
 from gpuherd.posttrain.engine.strategies import without_dropout
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
-from gpuherd.posttrain.rollout.loading import set_attention
+from gpuherd.posttrain.rollout.loading import division, set_attention, with_rows
 from gpuherd.posttrain.types import Comparison, Precision
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def train_reward_model(
     )
 
     def build(world: World) -> TrainSetup[dict[str, list[int]], Sides]:
-        module, tokenizer = load_base(base, precision, "cpu" if steps.shards else world.device, seed)
+        module, tokenizer = load_base(base, precision, world.device, seed, sharded=steps.shards)
         _check_lengths(comparisons, rows, module)
         fill = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         module.config.get_text_config().pad_token_id = fill  # the score is read at the last token that is another
@@ -170,9 +170,13 @@ class BradleyTerry:
         )
 
 
-def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[Any, Any]:
+def load_base(base: str, precision: Precision, device: str, seed: int, *, sharded: bool = False) -> tuple[Any, Any]:
     """A model for sequences with one output, and its tokenizer; a head that the checkpoint has not is drawn by the
-    seed. Raises BadModel where anything else is missing."""
+    seed. Raises BadModel where anything else is missing.
+
+    Args:
+        sharded: as in ``rollout.loading.load_anew``.
+    """
     import torch
     import transformers
     from transformers.utils import logging as transformers_logging
@@ -181,6 +185,7 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
     refuse_base(base, folder)
     config = config_of(folder, trusted=False)
     config.num_labels = 1
+    plan = division(device) if sharded else None
     transformers.set_seed(seed)
     said = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # that the head is new is meant
@@ -192,6 +197,7 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
             weights_only=True,
             output_loading_info=True,
             local_files_only=True,
+            **({} if plan is None else {"distributed_config": plan}),
         )
     finally:
         transformers_logging.set_verbosity(said)
@@ -199,10 +205,25 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
     missing = sorted(name for name in info["missing_keys"] if not name.startswith(heads))
     if missing:
         raise BadModel(f"{quoted(base)}: its checkpoint has no {missing[0]}, which would be made up at random")
+    if plan is not None:
+        module = with_rows(module)
+        transformers.set_seed(seed)
+        _draw(module, info["missing_keys"])
     set_attention(module, precision.attention)
     without_dropout(module)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return module.to(device), tokenizer
+    return module if sharded else module.to(device), tokenizer
+
+
+def _draw(module: Any, names: Iterable[str]) -> None:
+    """Draws these weights, whole and in each process alike, as transformers does for a model that is not sharded."""
+    import torch
+
+    for owner in sorted({name.rpartition(".")[0] for name in names}):
+        head = module.get_submodule(owner)
+        for name, weight in list(head.named_parameters(recurse=False)):
+            setattr(head, name, torch.nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype)))
+        module._init_weights(head)
 
 
 def refuse_base(base: str, folder: Path) -> None:

@@ -4,6 +4,7 @@ torch inside functions only.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.tokens import end_tokens
+from gpuherd.models.load.identity import tokenizer_in
 from gpuherd.posttrain.types import Precision
 
 logger = logging.getLogger(__name__)
@@ -65,15 +67,89 @@ def load_causal(model: str, precision: Precision, device: str, *, adapter: str |
     return kept((model, precision, device, adapter), lambda: load_anew(model, precision, device, adapter=adapter))
 
 
-def load_anew(model: str, precision: Precision, device: str, *, adapter: str | None = None) -> LoadedModel:
-    """``load_causal`` for a model that will be changed: never one that somebody else holds."""
+def load_anew(
+    model: str, precision: Precision, device: str, *, adapter: str | None = None, sharded: bool = False
+) -> LoadedModel:
+    """``load_causal`` for a model that will be changed: never one that somebody else holds.
+
+    Args:
+        sharded: FSDP will divide it between the processes of the group, which all call this together. Each reads its
+            own rows of each weight and no others; where that can't be, the model is loaded whole on the CPU.
+    """
     if precision.attention not in ATTENTIONS:
         raise UsageError(f"attention {precision.attention!r} is none of {', '.join(ATTENTIONS)}")
+    if sharded and (found := _load_rows(model, precision, device, adapter)) is not None:
+        return found
     from gpuherd.models.load.loading import load_model
 
-    loaded = load_model(model, device_map=device_map_of(device), dtype=precision.dtype, adapter=adapter)
+    place = device_map_of("cpu" if sharded else device)
+    loaded = load_model(model, device_map=place, dtype=precision.dtype, adapter=adapter)
     set_attention(loaded.model, precision.attention)
     return LoadedModel(loaded.model, loaded.tokenizer, end_ids_of(loaded.model, loaded.tokenizer), loaded.input_device)
+
+
+def _load_rows(model: str, precision: Precision, device: str, adapter: str | None) -> LoadedModel | None:
+    """The model with this process's rows of each weight in hand; None where transformers can't divide it: weights that
+    are stored as codes, or what ``division`` says."""
+    import torch
+
+    from gpuherd.models.load.options import CPU, LoadRequest
+    from gpuherd.models.load.placement import all_on
+    from gpuherd.models.load.prepare import prepare
+    from gpuherd.models.load.pretrained import load_weights, with_adapter
+    from gpuherd.models.memory.weights import Precision as Stored
+
+    if (plan := division(device)) is None:
+        return None
+    request = LoadRequest(model, device_map=CPU, dtype=precision.dtype, adapter=adapter)
+    # Whether all of it has room in one place does not matter: no process holds it.
+    ready = prepare(request, lambda _request, whole, _precision, _machine: (all_on(whole, CPU), (), ()))
+    if ready.precision.is_quantised or ready.precision is Stored.AS_STORED:
+        return None
+    # What is drawn later (a new adapter) is as where the model is loaded whole.
+    with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        read, ready = load_weights(ready, divided=plan)
+        module = with_rows(read)
+    if ready.adapter is not None:
+        module = with_adapter(module, ready.adapter, merge=False)
+    set_attention(module.eval(), precision.attention)
+    tokenizer = tokenizer_in(ready.tokenizer_folder)
+    return LoadedModel(module, tokenizer, end_ids_of(module, tokenizer), device)
+
+
+def division(device: str) -> Any:
+    """transformers' plan to load a model so that each process of the group reads its own rows; None where there is one
+    process, where transformers is of before it could, or for another device than torch prefers, which it takes."""
+    import torch
+    import transformers.distributed
+
+    preferred = torch.accelerator.current_accelerator()
+    size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    divides = "fsdp_size" in getattr(transformers.distributed.DistributedConfig, "__dataclass_fields__", ())
+    if size == 1 or not divides or device.partition(":")[0] != ("cpu" if preferred is None else preferred.type):
+        return None
+    return transformers.distributed.DistributedConfig(fsdp_size=size)
+
+
+def with_rows(read: Any) -> Any:
+    """The module of a model that transformers has loaded and sharded itself: not sharded yet, without memory, with this
+    process's rows in hand (``strategies.hold``), so that adapters and heads can be put on it before it is."""
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    from gpuherd.posttrain.engine import strategies
+
+    config = copy.deepcopy(read.config)
+    config.distributed_config = None
+    plain: Any = next(each for each in type(read).__mro__ if not issubclass(each, FSDPModule))
+    with torch.device("meta"):
+        module = plain(config)
+    module.tie_weights()
+    strategies.hold(module, read)
+    for name in ("generation_config", "_weight_conversions"):  # the second says how it is saved
+        if hasattr(read, name):
+            setattr(module, name, getattr(read, name))
+    return module
 
 
 def load_frozen(
@@ -85,10 +161,10 @@ def load_frozen(
     figure is the same to the bit.
 
     Args:
-        sharded: FSDP will divide it. It gives each layer bfloat16 weights and activations anyway, of float32 ones too.
+        sharded: as in ``load_anew``. FSDP gives each layer bfloat16 weights and activations, of float32 ones too.
     """
     held = precision.frozen
-    loaded = load_anew(model, held, device, adapter=adapter)
+    loaded = load_anew(model, held, device, adapter=adapter, sharded=sharded)
     if held != precision and not sharded and not getattr(loaded.module, "is_quantized", False):
         loaded.module.get_input_embeddings().register_forward_hook(lambda _module, _given, made: made.float())
     return loaded

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel, JobCannotFit, MissingModel
+from gpuherd.errors import BadModel, JobCannotFit, MissingModel, UsageError
 from gpuherd.lm.guidance.guide import Kind
 from gpuherd.models.describe.description import Architecture
 from gpuherd.models.describe.reading import read_for_training
+from gpuherd.models.load.pretrained import check_bitsandbytes
 from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
 from gpuherd.models.memory.training_job import (
     ALL_LINEAR,
@@ -26,10 +27,12 @@ from gpuherd.models.memory.training_job import (
     TrainingJob,
     TrainingPrecision,
 )
+from gpuherd.models.memory.training_states import states_of, training_model, with_lora
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
 from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS
 from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
 from gpuherd.posttrain.guidance.options import ComparingOptions, Loss, ValueOptions
@@ -203,7 +206,8 @@ class Memory:
                 memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
         each = "" if choice.gpus == 1 else " on each"
         gpus = choice.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
-        return StepRequest(gpus, memory, f"{told}: {gib(memory * MIB)}{each}")
+        host = host_words(architecture, job, self._settings.steps_of(choice, choice.gpus), choice.gpus, choice.gpus)
+        return StepRequest(gpus, memory, f"{told}: {gib(memory * MIB)}{each}{host}")
 
     def _frozen(self, model: str, job: TrainingJob) -> int:
         """What a frozen model takes that reads the answers of a micro-batch, in MB: with its logits of all their tokens
@@ -337,6 +341,34 @@ def _additional(demand: PlannedRequest) -> int:
     return max(1, demand.memory_mb - (kept.context + kept.on(total)) // MIB)
 
 
+def host_memory(architecture: Architecture, job: TrainingJob, steps: StepOptions, processes: int) -> int:
+    """Bytes of the computer's memory that each process on a GPU takes beside its programs, where FSDP divides the
+    training: the file of a checkpoint that it writes, twice; where states are offloaded its rows of all of them too.
+    Reading the model takes none: rows go to the GPU as they are read.
+    """
+    model = training_model(architecture)
+    states = states_of(model if job.lora is None else with_lora(model, job.lora), job, processes)
+    written = 2 * min(FILE_BYTES, states.gradients + states.optimiser)  # as large as weights that are trained
+    held = states.parameters + states.quantisation + states.gradients + states.optimiser
+    return written + (held if steps.fsdp_cpu_offload else 0)
+
+
+def host_words(architecture: Architecture, job: TrainingJob, steps: StepOptions, here: int, processes: int) -> str:
+    """The end of a sentence on a training, of which so many processes run on this machine: what ``host_memory`` is for
+    them; empty where FSDP divides nothing. Raises JobCannotFit where the machine has less memory."""
+    if not steps.shards:
+        return ""
+    import psutil
+
+    need, there = here * host_memory(architecture, job, steps, processes), psutil.virtual_memory().total
+    if need > there:
+        raise JobCannotFit(
+            f"{here} processes take {gib(need)} of the computer's memory (fsdp_cpu_offload), which has {gib(there)}; "
+            "take more machines, a smaller model, or an adapter (lora)"
+        )
+    return f", and {gib(need)} of the computer's memory"
+
+
 def training_job(
     method: Method,
     options: Any,
@@ -365,8 +397,15 @@ def training_job(
         sampled: answers that a process draws at once, where the method does.
         weighs: log-probs are computed without gradients before a step's first update.
         chunked: logits of all positions are never there at once, unless the head is under an adapter.
+
+    Raises UsageError for quantised weights that FSDP would have to divide, MissingExtra without bitsandbytes.
     """
     lora: Lora | None = getattr(options, "lora", None)
+    base = frozen if lora is None or lora.quantization is None else Precision(lora.quantization)
+    if lora is not None and lora.quantization is not None:
+        check_bitsandbytes(base)
+        if steps.shards:
+            raise UsageError(f"lora.quantization={base} with strategy fsdp: codes can't be divided; use ddp")
     chunked = chunked and not (
         lora and any("head" in each or "embed_out" in each for each in lora.target_modules or ())
     )
@@ -376,7 +415,7 @@ def training_job(
         precision=_training_precision(precision, mixed=loaded.amp_dtype is not None, lora=lora is not None),
         optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
         lora=None if lora is None else LoraShape(lora.r, lora.target_modules or (ALL_LINEAR,)),
-        base=None if lora is None else frozen,
+        base=None if lora is None else base,
         batch=steps.micro_batch_size,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
