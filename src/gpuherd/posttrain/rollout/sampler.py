@@ -104,6 +104,11 @@ class RolloutBackend(ABC):
         Raises UsageError where the model has no room for a token behind a prefix.
         """
 
+    @property
+    @abstractmethod
+    def places(self) -> int | None:
+        """The most tokens of a prompt and its answer together that the model has places for; None: no end is known."""
+
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """The prompt of a problem as tokens, special tokens included."""
         return self._prompting.of(problem)
@@ -262,6 +267,11 @@ class Sampler(RolloutBackend):
                     for place, answer in zip(batch, answers, strict=True):
                         found[place] += [continuation_of(each) for each in generations_of(answer)]
         return [tuple(each) for each in found]
+
+    @property
+    def places(self) -> int | None:
+        """See ``RolloutBackend``."""
+        return getattr(self.model.module.config.get_text_config(), "max_position_embeddings", None)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
