@@ -231,7 +231,7 @@ def test_what_vllm_could_not_sample_is_refused() -> None:
         with pytest.raises(UsageError, match=r"algos\.GRPO learns by; set generation\.top_p=1 and generation\.top_k=0"):
             composed(*words, "generation.top_k=20")
     with pytest.raises(UsageError, match="no algorithm here samples answers"):
-        composed("algos=[DPO]", vllm, "algos.DPO.preferences=pairs.jsonl")
+        composed("algos=[QSharp-HF]", vllm, "algos.QSharp-HF.preferences=pairs.jsonl")
     lora = ("algos=[SFT]", vllm, "algos.SFT.lora={r:4}", "rounds_of_training=2")
     assert composed(*lora).generation.backend is BackendName.VLLM
 
