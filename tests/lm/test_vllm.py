@@ -37,6 +37,7 @@ from gpuherd.lm.vllm import (
 )
 from gpuherd.models.load.identity import reference
 from gpuherd.models.load.options import ModelOptions
+from gpuherd.models.memory.weights import Precision
 
 HOW = Decoding(samples=3, temperature=0.7, top_p=0.9, top_k=20, max_new_tokens=9, end_ids=(1, 6), stop=("\n",), seed=4)
 
@@ -171,7 +172,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(model: Path, **more: Any) -> VllmBackend:
-    options = ModelOptions(dtype="fp32", device_map="cpu")
+    options = ModelOptions(dtype=Precision.FP32, device_map="cpu")
     return VllmBackend(
         str(model), reference(str(model)), options, positions=16, rows=4, exact=False, tempered=True, **more
     )
@@ -265,7 +266,9 @@ def test_its_environment_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv(PYTHON, raising=False)
     training = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", "PYTHONPATH": "here", "PATH": "/bin"}
     alone = {"PYTHONPATH": "here", "PATH": "/bin", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    alone["VLLM_LOGGING_LEVEL"] = "WARNING"
     assert environment_of(training, None) == alone
+    assert environment_of(training, 1) == {**alone, "CUDA_VISIBLE_DEVICES": "1"}
     # Another Python has its own libraries.
     assert "PYTHONPATH" not in environment_of({**training, PYTHON: "/other/python"}, None)
     assert environment_of({}, 1)["CUDA_VISIBLE_DEVICES"] == "1"

@@ -196,6 +196,9 @@ class _Process:
             if not self._closing.alive:
                 raise VllmFailed("vLLM has ended") from None
             raise VllmFailed(f"vLLM's process {self._end()}; the lines before this one say why") from None
+        except BaseException:  # Ctrl-C: its reply would be taken for that of the next request
+            self.close()
+            raise
         if "problem" not in reply:
             return reply["made"]
         said = str(reply["problem"])
@@ -231,17 +234,18 @@ def _close(process: subprocess.Popen[bytes], channel: Connection[Any, Any], exit
 def environment_of(variables: Mapping[str, str], gpu: int | None) -> dict[str, str]:
     """The environment of vLLM's process: that of a process alone, with one of the GPUs that this one sees, or all.
 
-    >>> environment_of({"CUDA_VISIBLE_DEVICES": "4,5", "RANK": "1", "A": "b"}, 1)["CUDA_VISIBLE_DEVICES"]
-    '5'
+    >>> environment_of({"CUDA_VISIBLE_DEVICES": "4,5", "RANK": "1"}, 1)
+    {'VLLM_ENABLE_V1_MULTIPROCESSING': '0', 'VLLM_LOGGING_LEVEL': 'WARNING', 'CUDA_VISIBLE_DEVICES': '5'}
     """
-    # One process, in which requests come in one order: a batch is the same whenever it is made.
-    found = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **variables}
+    # One process, in which requests come in one order: a batch is the same whenever it is made. Its log would have
+    # lines for each step of a training.
+    found = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING", **variables}
     for name in (*_RANKS, *(_OTHER_PYTHON if _python(variables) != sys.executable else ())):
         found.pop(name, None)
     if gpu is None:
         return found
     names = named_in(variables)
-    return {**found, **narrowed(variables, [names[gpu] if names else str(gpu)])}
+    return narrowed(found, [names[gpu] if names else str(gpu)])
 
 
 def _python(variables: Mapping[str, str]) -> str:

@@ -134,8 +134,15 @@ def test_an_adapter_is_merged_into_a_copy_alone(policy_model: Path, targets: tup
     assert all(torch.equal(each, wanted[name]) for name, each in found.items())
 
 
-def test_numbers_are_written_in_vllms_dtype(policy_model: Path) -> None:
+def test_numbers_are_written_in_vllms_dtype(policy_model: Path, tmp_path: Path) -> None:
     module = trained(policy_model)
+    for precision, dtype in (
+        (Precision(), "float32"),  # the checkpoint's
+        (Precision("float32", "bfloat16"), "bfloat16"),  # passes compute in it
+        (Precision("bfloat16"), "bfloat16"),
+    ):
+        made = FollowingSampler(Policy(str(policy_model)), module, precision, World.single(), HOW, (), tmp_path)
+        assert made._dtype == dtype
     assert {each.dtype for each in merged_weights(module, "bfloat16").values()} == {torch.bfloat16}
 
 

@@ -63,6 +63,8 @@ class FollowingSampler(VllmSampler):
                 "after each step; set generation.backend=hf, or train without quantisation"
             )
         held = sampling_precision(precision)
+        if held.dtype is None:  # that of the checkpoint, for which vLLM would take half as wide a one
+            held = replace(held, dtype=str(inner.dtype).removeprefix("torch."))
         super().__init__(replace(policy, adapter=None), held, world.device, sampling)
         self._module, self._world, self._dtype, self._problems = module, world, held.dtype, problems
         self._folder, self._version = folder, _NONE
@@ -140,6 +142,9 @@ def write_weights(module: Any, folder: Path, dtype: str | None = None) -> None:
 
     Raises OSError.
     """
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
     folder.mkdir(mode=0o700)
     model = module.get_base_model() if hasattr(module, "peft_type") else module
     model.save_pretrained(folder, state_dict=merged_weights(model, dtype))
