@@ -144,14 +144,14 @@ def test_an_adapter_answers(policy_model: Path, tmp_path: Path, monkeypatch: pyt
     config = LoraConfig(r=12, init_lora_weights=False, target_modules=["q_proj", "down_proj"])
     get_peft_model(AutoModelForCausalLM.from_pretrained(policy_model), config).save_pretrained(tmp_path / "adapter")
     policy = Policy(str(policy_model), str(tmp_path / "adapter"))
-    sampler = VllmSampler(policy, Precision("float32"), "cpu", replace(HOW, temperature=1.0))
+    sampler = VllmSampler(policy, Precision(), "cpu", replace(HOW, temperature=1.0))
     prefixes = [Prefix("a", (5, 6, 7)), Prefix("b", (9,))]
     found = sampler.continuations(prefixes, greedy=True)
     sampler.release()
-    ours = Sampler(policy, Precision("float32"), "cpu", replace(HOW, temperature=1.0))
+    ours = Sampler(policy, Precision(), "cpu", replace(HOW, temperature=1.0))
     for (one,), (other,) in zip(found, ours.continuations(prefixes, greedy=True), strict=True):
         assert one.ids == other.ids and one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
-    plain = Sampler(Policy(str(policy_model)), Precision("float32"), "cpu", replace(HOW, temperature=1.0))
+    plain = Sampler(Policy(str(policy_model)), Precision(), "cpu", replace(HOW, temperature=1.0))
     assert plain.continuations(prefixes, greedy=True) != ours.continuations(prefixes, greedy=True)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.lm.backend import Backend
 from gpuherd.lm.tokens import end_tokens
+from gpuherd.models.memory.weights import Precision as Form
 from gpuherd.posttrain.rollout.sampler import (
     Continuation,
     Prefix,
@@ -64,7 +65,9 @@ class VllmSampler(RolloutBackend):
         refuse(policy, key)
         if start is None:
             require_vllm(policy.model, precision, key)
-        tokenizer, end_ids, self._most_places, adapter = _read(policy)
+        tokenizer, end_ids, self._most_places, adapter, held = _read(policy)
+        if precision.dtype is None and held.computes_in is held:
+            precision = replace(precision, dtype=held.value)  # of float32 vLLM would take half as wide numbers
         super().__init__(tokenizer, end_ids, sampling)
         self._tempered = _is_whole(sampling)
         self._start = start or (lambda positions: self._started(policy.model, adapter, precision, device, positions))
@@ -204,9 +207,9 @@ def _options(precision: Precision, device: str) -> Any:
     return ModelOptions(dtype=dtype, device_map="cpu" if device == "cpu" else None)
 
 
-def _read(policy: Policy) -> tuple[Any, tuple[int, ...], int | None, tuple[str, int] | None]:
-    """Tokenizer (the adapter's, where that brings one), end tokens and places of a policy, and its adapter's folder and
-    rank; without weights. Raises MissingModel, BadModel, UsageError."""
+def _read(policy: Policy) -> tuple[Any, tuple[int, ...], int | None, tuple[str, int] | None, Form]:
+    """Tokenizer (the adapter's, where that brings one), end tokens and places of a policy, its adapter's folder and
+    rank, and the form of its weights; without weights. Raises MissingModel, BadModel, UsageError."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     from gpuherd.models.load.options import LoadRequest
@@ -223,8 +226,9 @@ def _read(policy: Policy) -> tuple[Any, tuple[int, ...], int | None, tuple[str, 
     found = end_tokens(tokenizer, config, generation)
     if not found.ids:
         raise UsageError("neither the model's configs nor its tokenizer name a token that ends an answer (eos_token)")
-    places = read_with_precision(policy.model, None)[0].max_tokens
-    return tokenizer, found.ids, places, None if adapter is None else (str(adapter), _rank(adapter))
+    architecture, held = read_with_precision(policy.model, None)
+    ranked = None if adapter is None else (str(adapter), _rank(adapter))
+    return tokenizer, found.ids, architecture.max_tokens, ranked, held
 
 
 def _rank(adapter: Path) -> int:

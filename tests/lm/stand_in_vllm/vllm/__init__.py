@@ -46,7 +46,8 @@ class LLM:
     ):
         self.settings, self.positions, self.tempered = settings, max_model_len, logprobs_mode == "processed_logprobs"
         self.lora, self.rank, self.stale = enable_lora, max_lora_rank, False
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+        # As the real one takes checkpoints in float32 where nothing else is said.
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype="bfloat16" if dtype == "auto" else dtype).eval()
         config = SimpleNamespace(dtype=self.model.dtype)
         self.llm_engine = SimpleNamespace(model_config=config, engine_core=SimpleNamespace(shutdown=lambda: None))
 
