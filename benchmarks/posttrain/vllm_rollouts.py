@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks._peers import Absent
 from benchmarks.posttrain.grpo import GROUP, NEW, PROMPTS, _Words, prompts, write_model
 
-VOCABULARY, SEEDS, STEPS = 45, 5, 12
+VOCABULARY, SEEDS, STEPS = 45, 3, 10
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
 PYTHON = Path(os.environ.get("GPUHERD_VLLM_PYTHON", _CACHE / "gpuherd-vllm" / "bin" / "python"))
 

@@ -55,7 +55,7 @@ _OTHER_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # that tell where t
 
 
 class VllmFailed(GpuherdError):
-    """vLLM did not do what it was asked, or its process has ended; its log stands before."""
+    """A request to vLLM failed, or its process has ended; its own log has more."""
 
 
 class VllmBackend:
@@ -124,19 +124,19 @@ class VllmBackend:
         """See ``Backend``. Raises UsageError where log-probs are wanted at another temperature than was configured."""
         if how.tempered != self._tempered:
             raise UsageError(f"vLLM was started with tempered={self._tempered}: it can't record other log-probs")
-        asked: list[tuple[int, bool, Mapping[str, Any]]] = []
+        requests: list[tuple[int, bool, Mapping[str, Any]]] = []
         for place, prompt in enumerate(prompts):
             if how.greedy:
-                asked.append((place, True, greedy_settings(how, prompt.most)))
+                requests.append((place, True, greedy_settings(how, prompt.most)))
             if how.samples:
-                asked.append((place, False, drawn_settings(how, prompt.id, prompt.most)))
-        answers: list[vllm_process.Drawn] = self._process.ask(
-            "decode", [(tuple(prompts[place].token_ids), settings) for place, _, settings in asked]
+                requests.append((place, False, drawn_settings(how, prompt.id, prompt.most)))
+        answers: list[vllm_process.Answers] = self._process.ask(
+            "decode", [(tuple(prompts[place].token_ids), settings) for place, _, settings in requests]
         )
         greedy: dict[int, Generation] = {}
         drawn: dict[int, list[Generation]] = {}
-        for (place, most_probable, _), answer in zip(asked, answers, strict=True):
-            found = [generation_of(self._tokenizer, ids, in_float32(told), how) for ids, told in answer]
+        for (place, most_probable, _), answer in zip(requests, answers, strict=True):
+            found = [generation_of(self._tokenizer, ids, in_float32(log_probs), how) for ids, log_probs in answer]
             if most_probable:
                 greedy[place] = found[0]
             else:
@@ -164,7 +164,7 @@ class VllmBackend:
 
 
 class _Process:
-    """The process that vLLM runs in, and the socket that it is asked through."""
+    """The process that vLLM runs in, and the socket for requests to it."""
 
     def __init__(self, variables: Mapping[str, str]):
         self._channel, theirs = Pipe()

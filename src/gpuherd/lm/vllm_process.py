@@ -23,9 +23,9 @@ from typing import Any
 _POLICY = "policy"  # the one adapter that there is
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that vLLM makes room for
 
-Asked = tuple[Sequence[int], Mapping[str, Any]]  # a prompt's token ids, and the arguments of its ``SamplingParams``
-# Of each answer its token ids and their log-probs, None where vLLM gave none.
-Drawn = list[tuple[list[int], list[float] | None]]
+Request = tuple[Sequence[int], Mapping[str, Any]]  # a prompt's token ids, and the arguments of its ``SamplingParams``
+# Of each answer to a prompt the token ids and their log-probs; None in place of log-probs where vLLM gave none.
+Answers = list[tuple[list[int], list[float] | None]]
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -56,7 +56,7 @@ def _end_with(parent: int) -> None:
 
 
 class _Served:
-    """An engine, and what is asked of it."""
+    """An engine, and the requests to it."""
 
     def __init__(self) -> None:
         self._llm: Any = None
@@ -82,17 +82,17 @@ class _Served:
         dtype = str(self._llm.llm_engine.model_config.dtype).removeprefix("torch.")
         return {"vllm": str(vllm.__version__), "torch": str(torch.__version__), "dtype": dtype}
 
-    def decode(self, asked: Sequence[Asked]) -> list[Drawn]:
+    def decode(self, requests: Sequence[Request]) -> list[Answers]:
         """The answers to each prompt, in the order of their numbers."""
         from vllm import SamplingParams
 
         outputs = self._llm.generate(
-            [{"prompt_token_ids": list(ids)} for ids, _ in asked],
-            [SamplingParams(**settings) for _, settings in asked],
+            [{"prompt_token_ids": list(ids)} for ids, _ in requests],
+            [SamplingParams(**settings) for _, settings in requests],
             use_tqdm=False,
             lora_request=self._lora,
         )
-        return [[_drawn(each) for each in sorted(output.outputs, key=_number)] for output in outputs]
+        return [[_answer(each) for each in sorted(output.outputs, key=_number)] for output in outputs]
 
     def load_weights(self, folder: str) -> None:
         """Puts the weights of a folder, by the names of its checkpoint, in the place of those in memory. What was
@@ -112,7 +112,7 @@ def _number(output: Any) -> int:
     return int(output.index)
 
 
-def _drawn(output: Any) -> tuple[list[int], list[float] | None]:
+def _answer(output: Any) -> tuple[list[int], list[float] | None]:
     ids = list(output.token_ids)
     if output.logprobs is None:
         return ids, None

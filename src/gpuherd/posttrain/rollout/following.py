@@ -117,8 +117,8 @@ class FollowingSampler(VllmSampler):
 
 @contextmanager
 def _in_memory(training: Path, name: str, module: Any) -> Iterator[Path]:
-    """A folder for the weights of a module, which is removed in the end: in memory, or beside the training's files
-    where there is no room. It is the same one for a training that goes on: what a killed one has left there goes."""
+    """A folder for the weights of a module, in memory, or in the training's folder where there is no room. It is
+    removed in the end, and in the beginning: a training that goes on has the same one, and may have been killed."""
     digest = hashlib.sha256(f"{os.path.realpath(training)}\0{name}".encode()).hexdigest()[:16]
     folder = _MEMORY / f"gpuherd-{os.getuid()}-{digest}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -169,14 +169,14 @@ def merged_weights(model: Any, dtype: str | None = None) -> dict[str, Tensor]:
                 found[name] = copied(each)
         for name, layer in adapted.items():
             base = layer.get_base_layer()
-            before = [(each, each.detach().clone()) for _, each in _tensors(base)]
+            originals = [(each, each.detach().clone()) for _, each in _tensors(base)]
             layer.merge()
             try:
                 found |= {f"{name}.{own}": copied(each) for own, each in _tensors(base)}
             finally:
                 layer.unmerge()
-                for each, kept in before:
-                    each.copy_(kept)
+                for each, original in originals:
+                    each.copy_(original)
     return found
 
 
