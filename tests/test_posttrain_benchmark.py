@@ -1,4 +1,4 @@
-"""What the documents say of a GRPO step beside TRL's, and of RLCR beside GRPO, is what was measured."""
+"""What the documents say of a GRPO step beside TRL's, of RLCR beside GRPO, of rollouts by vLLM, was measured."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from benchmarks.posttrain import _table
     [
         ("GRPO", ("| 4,096 tokens, without a reference |", "| 45 tokens, with a reference |")),
         ("calibration", ("| base |", "| GRPO, seed 0 |", "| RLCR, seed 0 |")),
+        ("vllm_rollouts", ("| transformers |", "| vLLM |")),
     ],
 )
 def test_the_table_is_made_from_the_results(name: str, rows: tuple[str, ...]) -> None:

@@ -1,5 +1,5 @@
-"""What post-training costs: guided decoding over plain decoding, a GRPO step over TRL's, collection by two workers; and
-what RLCR brings over GRPO.
+"""What post-training costs: guided decoding over plain decoding, a GRPO step over TRL's, collection by two workers,
+rollouts by vLLM and by transformers; and what RLCR brings over GRPO.
 
 python -m benchmarks posttrain                      all of them
 python -m benchmarks.posttrain guided collect       some of them, in place of older figures of theirs
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-PARTS = ("guided", "grpo", "collect", "calibration")
+PARTS = ("guided", "grpo", "collect", "calibration", "vllm_rollouts")
 
 
 def run(*, quick: bool) -> dict[str, Any]:

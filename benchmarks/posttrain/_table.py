@@ -1,4 +1,5 @@
-"""The tables of docs/policy-gradient.md from the results of ``python -m benchmarks.posttrain grpo calibration``."""
+"""The tables of docs/policy-gradient.md from the results of ``python -m benchmarks.posttrain`` (``grpo``,
+``calibration``, ``vllm_rollouts``)."""
 
 from __future__ import annotations
 
@@ -66,7 +67,28 @@ def _between(figure: Sequence[float | None]) -> str:
     return f"{value:.3f}" if low is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
-TABLES: Mapping[str, Callable[[Figures], str]] = {"GRPO": grpo_table, "calibration": calibration_table}
+def vllm_table(results: Figures) -> str:
+    """A row for each backend, how far their rewards and log-probs are apart, and on what machine they were measured."""
+    found = results["figures"]["vllm_rollouts"]
+    setting, gap = found["setting"], found["vllm_less_hf"]
+    lines = ["| rollouts by | mean reward, first step → last | tokens a second | seconds a step |", "|---|---|---|---|"]
+    for name, label in (("hf", "transformers"), ("vllm", "vLLM")):
+        row = found[name]
+        rewards = f"{row['rewards'][0]:.3f} → {row['rewards'][-1]:.3f}"
+        lines.append(f"| {label} | {rewards} | {row['tokens_a_second']:,} | {row['seconds_a_step']:.2f} |")
+    apart = (
+        f"GRPO, {setting['seeds']} seeds of {setting['steps']} steps each. Mean reward by vLLM less that by "
+        f"transformers: {gap['difference']:.4f} ({gap['low']:.4f} to {gap['high']:.4f}, 95 %). Largest of any step: "
+        f"KL(sampler‖trainer) {found['sampler_kl_most']:.1e} nats a token, w {found['sampler_weight_most']:.6f}."
+    )
+    return "\n".join([*lines, "", apart, _when(found, results)])
+
+
+TABLES: Mapping[str, Callable[[Figures], str]] = {
+    "GRPO": grpo_table,
+    "calibration": calibration_table,
+    "vllm_rollouts": vllm_table,
+}
 
 
 def marks(name: str) -> tuple[str, str]:

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tests.lm.vllm_stand_in import processes, python_with_vllm
+from tests.qa import small_models
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpuherd.errors import MissingExtra, UsageError
-from gpuherd.lm.backend import Decoding, Finish
+from gpuherd.lm.backend import Decoding, Finish, PromptTokens
 from gpuherd.lm.vllm import (
-    chosen,
+    PYTHON,
+    VllmBackend,
+    VllmFailed,
     drawn_settings,
     engine_settings,
+    environment_of,
     generation_of,
     greedy_settings,
+    in_float32,
     require,
     seed_of,
     visible_gpus,
 )
 from gpuherd.models.load.identity import reference
 from gpuherd.models.load.options import ModelOptions
+from gpuherd.models.memory.weights import Precision
 
 HOW = Decoding(samples=3, temperature=0.7, top_p=0.9, top_k=20, max_new_tokens=9, end_ids=(1, 6), stop=("\n",), seed=4)
-
-
-@dataclass
-class Chosen:
-    """As vLLM tells a token's log-prob."""
-
-    logprob: float
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,7 @@ def test_nothing_is_taken_over_and_log_probs_are_of_the_chosen_alone() -> None:
     greedy, drawn = greedy_settings(HOW), drawn_settings(HOW, "q")
     assert greedy["temperature"] == 0 and "n" not in greedy
     assert (drawn["n"], drawn["temperature"], drawn["top_p"], drawn["top_k"]) == (3, 0.7, 0.9, 20)
+    assert drawn["detokenize"] and not greedy_settings(replace(HOW, stop=()))["detokenize"]  # for stop strings alone
     for settings in (greedy, drawn):
         assert settings["logprobs"] == 0 and settings["max_tokens"] == 9
         assert settings["stop_token_ids"] == [1, 6] and settings["stop"] == ["\n"] and settings["ignore_eos"]
@@ -59,16 +65,11 @@ def test_each_prompt_has_a_seed_of_its_own(seed: int, prompt_id: str) -> None:
 
 
 def test_log_probs_are_float32_and_none_where_not_finite() -> None:
-    told: list[dict[int, Any]] = [
-        {5: Chosen(-0.1), 7: Chosen(-3.0)},
-        {7: Chosen(float("-inf"))},
-        {8: Chosen(float("nan"))},
-    ]
-    found = chosen([5, 7, 8], told)
+    found = in_float32([-0.1, float("-inf"), float("nan")])
     assert found[1:] == [None, None]
     assert found[0] == pytest.approx(-0.1, abs=1e-7) and found[0] != -0.1
     with pytest.raises(UsageError, match="no log-probs"):
-        chosen([5], None)
+        in_float32(None)
 
 
 def test_an_answer_ends_before_its_end_token(tokenizer: Any) -> None:
@@ -120,9 +121,11 @@ def test_it_quantises_to_four_bits_alone() -> None:
 
 
 def test_what_the_engine_is_made_of(trained: Path) -> None:
-    def made(model: str, *, exact: bool = False, gpus: int = 2, **more: Any) -> dict[str, Any]:
-        options = ModelOptions(**more)
-        return engine_settings(model, reference(model), options, positions=120, rows=8, exact=exact, gpus=gpus)
+    def made(
+        model: str, *, exact: bool = False, gpus: int = 2, attention: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        options, ref = ModelOptions(**more), reference(model)
+        return engine_settings(model, ref, options, positions=120, rows=8, exact=exact, gpus=gpus, attention=attention)
 
     plain = made("org/name@main")
     assert (plain["model"], plain["revision"], plain["dtype"], plain["quantization"]) == (
@@ -138,9 +141,135 @@ def test_what_the_engine_is_made_of(trained: Path) -> None:
     exact = made("org/name", exact=True, gpus=0)
     assert (exact["max_num_seqs"], exact["enable_prefix_caching"], exact["tensor_parallel_size"]) == (1, False, 1)
     assert plain["enable_prefix_caching"]
+    # It knows one attention of transformers' by name, on GPUs.
+    assert made("org/name", attention="flash_attention_2")["attention_config"]["backend"] == "FLASH_ATTN"
+    assert "attention_config" not in made("org/name", attention="eager")
+    assert "attention_config" not in made("org/name", attention="flash_attention_2", device_map="cpu")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-def test_where_it_is_not_installed() -> None:
-    with pytest.raises(MissingExtra, match="vLLM can't be imported"):
+def test_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingExtra, match=rf"vLLM can't be imported \(it is not installed\).*{PYTHON}"):
         require(ModelOptions(), "m")
+    for python, problem in ((f"{sys.executable}-none", "is no program"), (str(tmp_path / "other"), "has none")):
+        monkeypatch.setenv(PYTHON, python)
+        (tmp_path / "other").symlink_to(sys.executable)
+        with pytest.raises(MissingExtra, match=rf"{PYTHON}=.* {problem}"):
+            require(ModelOptions(), "m")
+        (tmp_path / "other").unlink()
+
+
+# --- in a process -----------------------------------------------------------------------------------------------------
+
+DRAWN = Decoding(greedy=True, samples=3, temperature=0.7, max_new_tokens=5, end_ids=(1,), seed=4, tempered=True)
+ASKED = [PromptTokens("a", (5, 6, 7)), PromptTokens("b", (9,), most=2)]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM is found in another Python."""
+    monkeypatch.setenv(PYTHON, str(python_with_vllm(tmp_path)))
+
+
+def started(model: Path, **more: Any) -> VllmBackend:
+    options = ModelOptions(dtype=Precision.FP32, device_map="cpu")
+    return VllmBackend(
+        str(model), reference(str(model)), options, positions=16, rows=4, exact=False, tempered=True, **more
+    )
+
+
+def worst(backend: VllmBackend, model: Path) -> float:
+    """How far recorded log-probs of draws are from a model's."""
+    import torch
+
+    judge = AutoModelForCausalLM.from_pretrained(model)
+    gaps = []
+    for prompt, answer in zip(ASKED, backend.decode(ASKED, DRAWN), strict=True):
+        assert len(answer.samples) == 3 and answer.greedy is not None
+        for each in answer.samples:
+            ended = each.end_id is not None
+            ids = [*each.token_ids, *([each.end_id] if ended else [])]
+            told = torch.tensor([*each.log_probs, *([each.end_log_prob] if ended else [])])
+            assert 0 < len(ids) <= (prompt.most or DRAWN.max_new_tokens)
+            with torch.no_grad():
+                logits = judge(torch.tensor([[*prompt.token_ids, *ids]])).logits[0, len(prompt.token_ids) - 1 : -1]
+            law = (logits / DRAWN.temperature).log_softmax(-1)
+            gaps.append(float((law.gather(1, torch.tensor(ids)[:, None])[:, 0] - told).abs().max()))
+    return max(gaps)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_it_decodes_in_a_process_of_its_own_and_takes_other_weights(trained: Path, tmp_path: Path) -> None:
+    other = small_models.random_llama(tmp_path / "other", seed=3, spread=0.2)
+    backend = started(trained)
+    assert len(processes(os.getpid())) == 1
+    assert backend.record() == {
+        "engine": "vllm",
+        "versions": {"vllm": "0.0.stand-in", "torch": torch_version()},
+        "dtype": "float32",
+    }
+    before = backend.decode(ASKED, DRAWN)
+    assert backend.decode(ASKED, DRAWN) == before
+    assert worst(backend, trained) < 1e-4
+    backend.load_weights(other)
+    assert worst(backend, other) < 1e-4
+    with pytest.raises(VllmFailed, match=r"vLLM 0\.0\.stand-in can't change its weights in place \(vLLM: OSError"):
+        backend.load_weights(tmp_path / "missing")
+    backend.close()
+    backend.close()
+    assert not processes(os.getpid())
+    with pytest.raises(VllmFailed, match="vLLM has ended"):
+        backend.decode(ASKED, DRAWN)
+
+
+def torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_process_that_is_killed_is_told_and_one_whose_parent_is_killed_ends(trained: Path) -> None:
+    backend = started(trained)
+    (child,) = processes(os.getpid())
+    os.kill(child, signal.SIGKILL)
+    with pytest.raises(VllmFailed, match="vLLM's process was ended by SIGKILL"):
+        backend.decode(ASKED, DRAWN)
+    program = "import sys, time; from pathlib import Path; from tests.lm.test_vllm import started; " + (
+        "kept = started(Path(sys.argv[1])); print('there', flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(trained)], stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None and parent.stdout.readline() == b"there\n"
+        assert len(processes(parent.pid)) == 1
+    finally:
+        parent.kill()
+        parent.communicate()
+    deadline = time.monotonic() + 20
+    while processes(parent.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not processes(parent.pid)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_does_not_start_leaves_no_process(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(VllmFailed, match="ValueError: Unrecognized model"):
+        VllmBackend(
+            str(trained), reference(str(tmp_path / "empty")), ModelOptions(device_map="cpu"),
+            positions=16, rows=4, exact=False,
+        )  # fmt: skip
+    assert not processes(os.getpid())
+
+
+def test_its_environment_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PYTHON, raising=False)
+    training = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", "PYTHONPATH": "here", "PATH": "/bin"}
+    alone = {"PYTHONPATH": "here", "PATH": "/bin", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    alone["VLLM_LOGGING_LEVEL"] = "WARNING"
+    assert environment_of(training, None) == alone
+    assert environment_of(training, 1) == {**alone, "CUDA_VISIBLE_DEVICES": "1"}
+    # Another Python has its own libraries.
+    assert "PYTHONPATH" not in environment_of({**training, PYTHON: "/other/python"}, None)
+    assert environment_of({}, 1)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert visible_gpus(environment_of({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, 1)) == 1

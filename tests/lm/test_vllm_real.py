@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.qa import small_models
 
-import gpuherd
+from gpuherd.lm import vllm
 from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.model import LanguageModel
 
@@ -39,17 +39,12 @@ def answers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     folder = tmp_path_factory.mktemp("answers")
     questions = small_models.write_questions(folder / "facts.jsonl", QUESTIONS)
     found = {}
-    for backend, python in (("transformers", Path(sys.executable)), ("vllm", PYTHON)):
+    for backend in ("transformers", "vllm"):
         words = ["--model", str(model), "--dataset", str(questions), "--runs-dir", str(folder / backend)]
         words += ["--backend", backend, "--dtype", "fp32", "--device-map", "cpu", "--greedy", "--samples", str(SAMPLES)]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(Path(gpuherd.__file__).parents[1]),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-        }
-        done = subprocess.run(
-            [python, "-m", "gpuherd", "generate", *words], env=environment, capture_output=True, text=True, check=False
-        )
+        environment = {**os.environ, vllm.PYTHON: str(PYTHON), "VLLM_CPU_KVCACHE_SPACE": "1"}
+        command = [sys.executable, "-m", "gpuherd", "generate", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         (run,) = (folder / backend).iterdir()
         prompts = {line["id"]: line["token_ids"] for line in lines(run / "prompts.jsonl")}

@@ -5,6 +5,9 @@ greedy answer and one for the draws of each question; ``logprobs=0`` gives the c
 ``logprobs_mode="raw_logprobs"`` those of the model itself, "processed_logprobs" those at the sampling temperature.
 Nothing of a checkpoint's generation config is taken over.
 
+It runs in a process of its own (``vllm_process``), by this Python or by that of ``GPUHERD_VLLM_PYTHON``: vLLM pins its
+torch and transformers, which need not be those of gpuherd. That process ends with this one, however this one ends.
+
 Its draws come from its own generators: reproducible by the seed with the same version, not those of the other engine.
 Of n draws with a seed, vLLM gives draw i the seed + i, so that a draw is fixed by the run's seed, the question and its
 number, however many are drawn in one call.
@@ -16,13 +19,22 @@ import hashlib
 import importlib.util
 import math
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import weakref
 from array import array
 from collections.abc import Mapping, Sequence
-from multiprocessing import active_children
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import MissingExtra, UsageError
-from gpuherd.gpus.visible import named_in, setting
+from gpuherd.errors import GpuherdError, MissingExtra, UsageError
+from gpuherd.gpus.visible import named_in, narrowed, setting
+from gpuherd.lm import vllm_process
 from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens, as_float32
 from gpuherd.lm.decoding import DecodingRow
 from gpuherd.lm.tokens import Detokenizer
@@ -32,14 +44,26 @@ from gpuherd.models.memory.weights import Precision, split_precision
 from gpuherd.models.names import ModelRef
 from gpuherd.models.place.request import agreed_precision
 
-_ENDING_S = 20.0  # that vLLM's processes have to end by themselves
+PYTHON = "GPUHERD_VLLM_PYTHON"  # the variable with the Python that has vLLM, where that is another one
+
+_ENDING_S = 20.0  # that vLLM has to end by itself
+_LAST_S = 5.0  # that it has to be gone when its connection is
+_ASKING_S = 60.0  # that another Python has to say whether it has vLLM
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+# Variables of torchrun that name the processes of a training, which vLLM is none of.
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+_OTHER_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # that tell where this Python's libraries are
+
+
+class VllmFailed(GpuherdError):
+    """A request to vLLM failed, or its process has ended; its own log has more."""
 
 
 class VllmBackend:
     """A model in vLLM, over all GPUs that this process sees. ``exact``: a sequence at a time.
 
-    Raises MissingExtra where vLLM is not installed, UsageError for options that it has no counterpart of.
+    Raises MissingExtra where vLLM is not installed, UsageError for options that it has no counterpart of, VllmFailed
+    where it does not start, MemoryError where memory is short.
     """
 
     def __init__(
@@ -53,6 +77,9 @@ class VllmBackend:
         exact: bool,
         tempered: bool = False,
         share: float | None = None,
+        attention: str | None = None,
+        adapter: tuple[str, int] | None = None,
+        gpu: int | None = None,
     ):
         """Starts the engine.
 
@@ -62,81 +89,169 @@ class VllmBackend:
             rows: sequences at once.
             tempered: log-probs are recorded at the sampling temperature; ``Decoding.tempered`` must say the same.
             share: the part of each GPU's memory that vLLM takes at its start; None: its default.
+            attention: by which attention it computes, in transformers' words; of those it knows flash_attention_2
+                alone, and chooses by itself otherwise, and on a CPU.
+            adapter: the folder and the rank of a LoRA adapter on top of the model.
+            gpu: the number of the one GPU that it gets of those that this process sees; None: all.
         """
         require(options, model)
-        try:
-            import vllm
-        except ImportError as problem:
-            raise _missing(str(problem)) from None
-        self._vllm = vllm
-        before = {each.pid for each in active_children()}
-        self._llm: Any = vllm.LLM(
-            **engine_settings(
-                model,
-                ref,
-                options,
-                positions=positions,
-                rows=rows,
-                exact=exact,
-                gpus=visible_gpus(os.environ),
-                tempered=tempered,
-                share=share,
-            )
+        from transformers import AutoTokenizer
+
+        variables = environment_of(os.environ, gpu)
+        settings = engine_settings(
+            model,
+            ref,
+            options,
+            positions=positions,
+            rows=rows,
+            exact=exact,
+            gpus=visible_gpus(variables),
+            tempered=tempered,
+            share=share,
+            attention=attention,
         )
-        self._processes = [each for each in active_children() if each.pid not in before]
         self._tempered = tempered
-        self._tokenizer: Any = self._llm.get_tokenizer()
+        self._process = _Process(variables)
+        try:
+            self._about: Mapping[str, str] = self._process.ask("start", settings, adapter)
+        except BaseException:
+            self._process.close()
+            raise
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            settings["model"], revision=ref.revision, trust_remote_code=options.trust_remote_code
+        )
 
     def decode(self, prompts: Sequence[PromptTokens], how: Decoding) -> Sequence[Decoded]:
         """See ``Backend``. Raises UsageError where log-probs are wanted at another temperature than was configured."""
         if how.tempered != self._tempered:
             raise UsageError(f"vLLM was started with tempered={self._tempered}: it can't record other log-probs")
-        asked: list[tuple[int, Any]] = []
+        requests: list[tuple[int, bool, Mapping[str, Any]]] = []
         for place, prompt in enumerate(prompts):
             if how.greedy:
-                asked.append((place, self._vllm.SamplingParams(**greedy_settings(how, prompt.most))))
+                requests.append((place, True, greedy_settings(how, prompt.most)))
             if how.samples:
-                asked.append((place, self._vllm.SamplingParams(**drawn_settings(how, prompt.id, prompt.most))))
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": list(prompts[place].token_ids)} for place, _ in asked],
-            [settings for _, settings in asked],
-            use_tqdm=False,
+                requests.append((place, False, drawn_settings(how, prompt.id, prompt.most)))
+        answers: list[vllm_process.Answers] = self._process.ask(
+            "decode", [(tuple(prompts[place].token_ids), settings) for place, _, settings in requests]
         )
         greedy: dict[int, Generation] = {}
         drawn: dict[int, list[Generation]] = {}
-        for (place, settings), output in zip(asked, outputs, strict=True):
-            found = [
-                generation_of(self._tokenizer, each.token_ids, chosen(each.token_ids, each.logprobs), how)
-                for each in sorted(output.outputs, key=lambda each: int(each.index))
-            ]
-            if settings.temperature == 0:
+        for (place, most_probable, _), answer in zip(requests, answers, strict=True):
+            found = [generation_of(self._tokenizer, ids, in_float32(log_probs), how) for ids, log_probs in answer]
+            if most_probable:
                 greedy[place] = found[0]
             else:
                 drawn[place] = found
         return [Decoded(greedy.get(place), tuple(drawn.get(place, ()))) for place in range(len(prompts))]
 
-    def close(self) -> None:
-        """Ends the engine's processes, whose memory is then free; nothing can be decoded any more.
+    def load_weights(self, folder: Path) -> None:
+        """Puts the weights of a folder, a model as transformers saves it, in the place of those in memory: from now on
+        it is another model of the same shape. Raises VllmFailed where vLLM can't."""
+        try:
+            self._process.ask("load_weights", str(folder))
+        except VllmFailed as problem:
+            raise VllmFailed(
+                f"vLLM {self._about['vllm']} can't change its weights in place ({problem}); it was tested with 0.32"
+            ) from None
 
-        Without it they outlive the last reference to the engine.
-        """
-        self._llm.llm_engine.engine_core.shutdown()
-        for process in self._processes:  # shutting down asks them to end, and does not wait for it
-            process.join(_ENDING_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
+    def close(self) -> None:
+        """Ends the engine, whose memory is then free; nothing can be decoded any more."""
+        self._process.close()
 
     def record(self) -> Mapping[str, Any]:
         """See ``Backend``."""
-        import torch
+        versions = {name: self._about[name] for name in ("vllm", "torch")}
+        return {"engine": "vllm", "versions": versions, "dtype": self._about["dtype"]}
 
-        dtype = str(self._llm.llm_engine.model_config.dtype).removeprefix("torch.")
-        return {
-            "engine": "vllm",
-            "versions": {"vllm": str(self._vllm.__version__), "torch": str(torch.__version__)},
-            "dtype": dtype,
-        }
+
+class _Process:
+    """The process that vLLM runs in, and the socket for requests to it."""
+
+    def __init__(self, variables: Mapping[str, str]):
+        self._channel, theirs = Pipe()
+        with theirs:
+            # -P: no file of a folder that somebody works in is taken for a library
+            command = [_python(os.environ), "-P", str(vllm_process.__file__), str(theirs.fileno()), str(os.getpid())]
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    env=dict(variables),
+                )
+            except OSError as problem:
+                self._channel.close()
+                raise _missing(f"{command[0]} can't be run: {problem.strerror}") from None
+        self._exited = os.pidfd_open(self._process.pid)
+        self._closing = weakref.finalize(self, _close, self._process, self._channel, self._exited)
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What a method of ``vllm_process`` gives. Raises MissingExtra, MemoryError and VllmFailed."""
+        try:
+            self._channel.send((name, arguments))
+            if self._channel not in wait([self._channel, self._exited]):
+                raise EOFError
+            reply = self._channel.recv()
+        except (EOFError, OSError):
+            if not self._closing.alive:
+                raise VllmFailed("vLLM has ended") from None
+            raise VllmFailed(f"vLLM's process {self._end()}; the lines before this one say why") from None
+        except BaseException:  # Ctrl-C: its reply would be taken for that of the next request
+            self.close()
+            raise
+        if "problem" not in reply:
+            return reply["made"]
+        said = str(reply["problem"])
+        if "ImportError" in reply["kinds"]:
+            raise _missing(said)
+        if {"OutOfMemoryError", "MemoryError"} & set(reply["kinds"]):
+            raise MemoryError(f"vLLM: {said}")
+        raise VllmFailed(f"vLLM: {said}")
+
+    def close(self) -> None:
+        """Lets the process end, then kills it with all that it started. So it is too where this object is let go."""
+        self._closing()
+
+    def _end(self) -> str:
+        """How the process ended, as the end of a sentence."""
+        if not wait([self._exited], _LAST_S):
+            self.close()
+            return "closed its connection"
+        self.close()
+        code = self._process.returncode
+        return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+
+
+def _close(process: subprocess.Popen[bytes], channel: Connection[Any, Any], exited: int) -> None:
+    channel.close()
+    wait([exited], _ENDING_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # not waited for: its number is no other group's yet
+    process.wait()
+    os.close(exited)
+
+
+def environment_of(variables: Mapping[str, str], gpu: int | None) -> dict[str, str]:
+    """The environment of vLLM's process: that of a process alone, with one of the GPUs that this one sees, or all.
+
+    >>> environment_of({"CUDA_VISIBLE_DEVICES": "4,5", "RANK": "1"}, 1)
+    {'VLLM_ENABLE_V1_MULTIPROCESSING': '0', 'VLLM_LOGGING_LEVEL': 'WARNING', 'CUDA_VISIBLE_DEVICES': '5'}
+    """
+    # One process, in which requests come in one order: a batch is the same whenever it is made. Its log would have
+    # lines for each step of a training.
+    found = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING", **variables}
+    for name in (*_RANKS, *(_OTHER_PYTHON if _python(variables) != sys.executable else ())):
+        found.pop(name, None)
+    if gpu is None:
+        return found
+    names = named_in(variables)
+    return narrowed(found, [names[gpu] if names else str(gpu)])
+
+
+def _python(variables: Mapping[str, str]) -> str:
+    """The Python that vLLM is run by."""
+    return variables.get(PYTHON) or sys.executable
 
 
 def engine_settings(
@@ -150,10 +265,12 @@ def engine_settings(
     gpus: int,
     tempered: bool = False,
     share: float | None = None,
+    attention: str | None = None,
 ) -> dict[str, Any]:
     """The arguments of ``vllm.LLM``; see ``VllmBackend``."""
     precision = _precision(options, model)
     quantised = precision is not None and precision.is_quantised
+    flash = attention == "flash_attention_2" and options.device_map != "cpu"
     return {
         "model": str(ref.path) if ref.path is not None else repo_of(ref),
         "revision": ref.revision,
@@ -167,7 +284,9 @@ def engine_settings(
         "trust_remote_code": options.trust_remote_code,
         "logprobs_mode": "processed_logprobs" if tempered else "raw_logprobs",
         "generation_config": "vllm",
+        "use_tqdm_on_load": False,
         **({} if share is None else {"gpu_memory_utilization": share}),
+        **({"attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 2}} if flash else {}),
     }
 
 
@@ -194,14 +313,29 @@ def require(options: ModelOptions, model: str, *, asked_by: str = "--backend vll
     if _precision(options, model) is Precision.INT8:
         # Its bitsandbytes quantises to 4 bits while it loads, whatever is wanted.
         raise UsageError(f"{model!r} in 8 bits is for --backend transformers; vLLM quantises to 4 bits alone")
-    if importlib.util.find_spec("vllm") is None:
-        raise _missing("it is not installed", asked_by)
+    if (problem := _why_missing(os.environ)) is not None:
+        raise _missing(problem, asked_by)
+
+
+def _why_missing(variables: Mapping[str, str]) -> str | None:
+    """Why the Python that vLLM is run by has none; None where it has."""
+    python = _python(variables)
+    if python == sys.executable:
+        return "it is not installed" if importlib.util.find_spec("vllm") is None else None
+    if shutil.which(python) is None:
+        return f"{PYTHON}={python} is no program"
+    program = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+    try:
+        done = subprocess.run([python, "-P", "-c", program], capture_output=True, timeout=_ASKING_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return f"{PYTHON}={python} can't be run: {problem}"
+    return None if done.returncode == 0 else f"{PYTHON}={python} has none"
 
 
 def _missing(problem: str, asked_by: str = "--backend vllm") -> MissingExtra:
     return MissingExtra(
         f"{asked_by}: vLLM can't be imported ({problem}); install it as its own documentation says for the CUDA of "
-        "this machine, or leave that out"
+        f"this machine (in an environment of its own: name its Python by {PYTHON}), or leave that out"
     )
 
 
@@ -235,7 +369,8 @@ def _common(how: Decoding, most: int | None) -> dict[str, Any]:
         "stop_token_ids": list(how.end_ids),
         # Our own list of end tokens holds, whatever the checkpoint's tokenizer says besides.
         "ignore_eos": True,
-        "skip_special_tokens": True,
+        # Texts are made here, of the token ids; vLLM needs them to find stop strings alone.
+        "detokenize": bool(how.stop),
     }
 
 
@@ -245,12 +380,11 @@ def seed_of(seed: int, prompt_id: str) -> int:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def chosen(token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]] | None) -> list[float | None]:
-    """The log-prob of each token that was chosen, as float32; None where it is not finite."""
-    if logprobs is None:
+def in_float32(log_probs: Sequence[float] | None) -> list[float | None]:
+    """Log-probs of the tokens of an answer as float32; None where one is not finite."""
+    if log_probs is None:
         raise UsageError("vLLM gave no log-probs, which it was asked for; update it")
-    found = [each[token].logprob for token, each in zip(token_ids, logprobs, strict=True)]
-    return [as_float32(each) if math.isfinite(each) else None for each in found]
+    return [as_float32(each) if math.isfinite(each) else None for each in log_probs]
 
 
 def generation_of(

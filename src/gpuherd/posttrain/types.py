@@ -289,7 +289,7 @@ def cut_draws(sampling: Sampling, algorithm: str, block: str) -> str | None:
 
 
 class BackendName(StrEnum):
-    """What decodes while data is collected."""
+    """What decodes."""
 
     HF = "hf"  # transformers with our own decoding
     VLLM = "vllm"
@@ -355,7 +355,7 @@ class Training:
             model whose files have changed is no longer taken for the same.
         root: the run's folder, where that is not ``folder``. Checkpoints name paths below it relative to it, so that a
             moved run can be resumed.
-        backend: what decoded ``rows``.
+        backend: what decoded ``rows``, and decodes the policy where it samples while it trains.
     """
 
     task: Task | None
@@ -424,6 +424,11 @@ class Algorithm(ABC):
         """Whether it learns from rows that are collected before: not where it samples while it trains (``online``), and
         not where it learns from a file (``preferences``)."""
         return not getattr(self.options, "online", False) and getattr(self.options, "preferences", None) is None
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy answers while it trains."""
+        return False
 
     @property
     def draws(self) -> bool:

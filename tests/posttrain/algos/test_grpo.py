@@ -19,7 +19,7 @@ from gpuherd.posttrain.engine.options import Lora, Scheduler, Stopped
 from gpuherd.posttrain.engine.trainee import NotFinite
 from gpuherd.posttrain.policy_gradient.advantages import Normalization
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
-from gpuherd.posttrain.rollout.sampler import Sampler
+from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Precision, Problem, Reward, Rollout, Split
 
 FAST = GRPOOptions(lr=5e-3, kl_coef=0.01, epochs=3, batch_size=4, samples_per_prompt=8)
@@ -34,7 +34,7 @@ def test_it_learns_from_groups_that_share_their_prompt(policy_model: Path, tmp_p
     seen: list[Rollout] = []
     task = Letters()
 
-    def roll(sampler: Sampler, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
+    def roll(sampler: RolloutBackend, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
         made = sampler.rollouts(task, problems, samples, stream=stream)
         seen.extend(made)
         return made

@@ -19,7 +19,7 @@ from gpuherd.posttrain.algos.reinforce import Reinforce
 from gpuherd.posttrain.algos.rloo import RLOO
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rollout.mismatch import Correction
-from gpuherd.posttrain.rollout.sampler import Sampler
+from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler
 from gpuherd.posttrain.types import BackendName, Policy, Precision, Problem, Rollout, Split
 
 ALGORITHMS = [GRPO, RLOO, PPO, Reinforce]
@@ -101,7 +101,7 @@ def test_rows_of_vllm_are_corrected_by_token_and_others_are_not(
 def test_an_online_sampler_that_is_off_is_corrected(kind: Any, policy_model: Path, tmp_path: Path) -> None:
     task = Letters()
 
-    def roll(sampler: Sampler, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
+    def roll(sampler: RolloutBackend, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
         return shifted(sampler.rollouts(task, problems, samples, stream=stream), 0.7)
 
     how = options(kind, max_steps=1, sampler_correction=Correction.TOKEN)

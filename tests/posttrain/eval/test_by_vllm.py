@@ -112,10 +112,10 @@ def test_guided_policies_are_refused(
     engines: list[weakref.ref[Engine]], policy_model: Path, classifier: Path, tmp_path: Path
 ) -> None:
     reference = Policy(str(policy_model))
-    for policy in (replace(reference, guide=Guide(str(classifier), 0.1)), replace(reference, adapter=str(classifier))):
-        todo = work(tmp_path / str(policy.guide is None), policy, reference, **VLLM)
-        with pytest.raises(UsageError, match=r"set evaluation\.backend=hf"):
-            evaluation._Loaded(todo, None).at(policy)
+    policy = replace(reference, guide=Guide(str(classifier), 0.1))
+    todo = work(tmp_path / "guided", policy, reference, **VLLM)
+    with pytest.raises(UsageError, match=r"set evaluation\.backend=hf"):
+        evaluation._Loaded(todo, None).at(policy)
     assert engines == []
 
 

@@ -16,16 +16,18 @@ from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.options import StepOptions, Stopped
 from gpuherd.posttrain.engine.world import leave
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
+from gpuherd.posttrain.types import BackendName
 
 
 def train(told: dict[str, Any]) -> None:
-    """Trains as is told: algorithm, options, model, folder, strategy, and after which step to stop, if at all."""
+    """Trains as is told: algorithm, options, model, folder, strategy, after which step to stop, if at all, and what
+    decodes."""
     kind = algorithm_class(told["algorithm"])
     steps = StepOptions(micro_batch_size=8, strategy=told["strategy"])
     left = iter([False] * (told["stop_after"] - 1) + [True]) if told["stop_after"] else None
     hooks = Hooks(stopping=None if left is None else left.__next__)
     kind(kind.Options(**told["options"])).train(
-        work(Path(told["model"]), Path(told["folder"]), hooks=hooks, steps=steps)
+        work(Path(told["model"]), Path(told["folder"]), hooks=hooks, steps=steps, backend=BackendName(told["backend"]))
     )
 
 

@@ -1,15 +1,16 @@
 """Draws continuations by vLLM, and evaluates by it, and writes both as JSON: ``by_vllm.py MODEL OTHER FILE``, OTHER a
-policy that is evaluated against MODEL. Run by vLLM's own Python."""
+policy that is evaluated against MODEL."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from dataclasses import asdict
-from multiprocessing import active_children
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tests.lm.vllm_stand_in import processes
 from tests.posttrain.eval.first_letter import FirstLetter
 
 from gpuherd.posttrain.eval import evaluation
@@ -28,7 +29,7 @@ def evaluated(model: str, other: str, folder: Path) -> dict[str, Any]:
     load, left = evaluation._Loaded.fresh, []
 
     def fresh(self: Any, policy: Policy) -> Sampler:
-        left.append([each.name for each in active_children()])
+        left.append(processes(os.getpid()))
         return load(self, policy)
 
     evaluation._Loaded.fresh = fresh  # type: ignore[method-assign]
@@ -57,6 +58,17 @@ def evaluated(model: str, other: str, folder: Path) -> dict[str, Any]:
     return {"left": left, "kl": None if kl is None else kl.sequence.value, "notes": made.notes, "rows": rows}
 
 
+def write_adapter(model: str, folder: Path) -> None:
+    """Of all linear layers, with random numbers."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(5)
+    config = LoraConfig(r=6, init_lora_weights=False, target_modules="all-linear")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model), config).save_pretrained(folder)
+
+
 def main(model: str, other: str, file: str) -> None:
     """Four draws of each prefix at once, the last two of them again, and the greedy answers."""
     sampler = VllmSampler(Policy(model), Precision("float32"), "cpu", SAMPLING)
@@ -70,8 +82,14 @@ def main(model: str, other: str, file: str) -> None:
     }
     told = {name: [[asdict(each) for each in group] for group in groups] for name, groups in found.items()}
     sampler.release()
+    adapter = Path(file).parent / "adapter"
+    write_adapter(model, adapter)
+    policy = Policy(model, str(adapter))
+    adapted = VllmSampler(policy, Precision("float32"), "cpu", replace(SAMPLING, temperature=1.0))
+    told["adapted"] = [[asdict(each) for each in group] for group in adapted.continuations(prefixes, greedy=True)]
+    adapted.release()
     figures = evaluated(model, other, Path(file).parent / "evaluation")
-    Path(file).write_text(json.dumps({"prompts": prompts, "evaluated": figures, **told}))
+    Path(file).write_text(json.dumps({"prompts": prompts, "evaluated": figures, "adapter": str(adapter), **told}))
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lm.vllm_stand_in import python_with_vllm
 from tests.posttrain.letters import Letters
 
 from gpuherd.errors import JobCannotFit, MissingExtra, UsageError
@@ -16,6 +18,7 @@ from gpuherd.gpus import query, visible
 from gpuherd.gpus.state import Machine
 from gpuherd.lm.backend import Decoded, Decoding, PromptTokens
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.lm.vllm import PYTHON
 from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.models.place import inventory
 from gpuherd.models.place.gpus import GpuSpec
@@ -96,9 +99,9 @@ def test_it_starts_once_and_again_for_a_longer_prompt(
 
 def test_a_prompt_that_leaves_no_room_is_refused(hf: Sampler, policy_model: Path) -> None:
     sampler, _ = behind(hf, policy_model)
-    assert sampler._places is not None
+    assert sampler.places is not None
     with pytest.raises(UsageError, match="the model has places for"):
-        sampler.continuations([Prefix("a", (5,) * sampler._places)])
+        sampler.continuations([Prefix("a", (5,) * sampler.places)])
 
 
 @pytest.mark.parametrize(
@@ -120,13 +123,36 @@ def test_log_probs_are_kept_where_they_are_of_the_whole_law_at_the_temperature(
     assert len(only.log_probs) == len(only.ids) and (None not in only.log_probs) is known
 
 
-def test_policies_that_it_can_not_decode_are_refused(policy_model: Path) -> None:
-    for policy in (
-        Policy(str(policy_model), adapter="folder"),
-        Policy(str(policy_model), guide=Guide("folder", 0.1)),
-    ):
-        with pytest.raises(UsageError, match=r"set generation\.backend=hf"):
-            VllmSampler(policy, Precision(), "cpu", HOW)
+def test_policies_that_it_can_not_decode_are_refused(policy_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"decodes no guided policy .* set generation\.backend=hf"):
+        VllmSampler(Policy(str(policy_model), guide=Guide("folder", 0.1)), Precision(), "cpu", HOW)
+    for name, value in (("use_dora", True), ("modules_to_save", ["lm_head"]), ("bias", "all")):
+        adapter = tmp_path / name
+        adapter.mkdir()
+        (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, name: value}))
+        with pytest.raises(UsageError, match=rf"vLLM knows no adapter with {name}=.*gpuherd merge"):
+            VllmSampler(Policy(str(policy_model), str(adapter)), Precision(), "cpu", HOW, start=Engine.start)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
+def test_an_adapter_answers(policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does by transformers, with a stand-in for vLLM in a process of its own."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setenv(PYTHON, str(python_with_vllm(tmp_path)))
+    config = LoraConfig(r=12, init_lora_weights=False, target_modules=["q_proj", "down_proj"])
+    get_peft_model(AutoModelForCausalLM.from_pretrained(policy_model), config).save_pretrained(tmp_path / "adapter")
+    policy = Policy(str(policy_model), str(tmp_path / "adapter"))
+    sampler = VllmSampler(policy, Precision(), "cpu", replace(HOW, temperature=1.0))
+    prefixes = [Prefix("a", (5, 6, 7)), Prefix("b", (9,))]
+    found = sampler.continuations(prefixes, greedy=True)
+    sampler.release()
+    ours = Sampler(policy, Precision(), "cpu", replace(HOW, temperature=1.0))
+    for (one,), (other,) in zip(found, ours.continuations(prefixes, greedy=True), strict=True):
+        assert one.ids == other.ids and one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
+    plain = Sampler(Policy(str(policy_model)), Precision(), "cpu", replace(HOW, temperature=1.0))
+    assert plain.continuations(prefixes, greedy=True) != ours.continuations(prefixes, greedy=True)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from tests.lm.test_vllm_real import PYTHON
 from tests.posttrain.rollout import by_vllm
 from tests.qa import small_models
 
-import gpuherd
+from gpuherd.lm import vllm
 from gpuherd.posttrain.rollout.mismatch import Correction, importance_weights, mismatch
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # PEFT asks for it
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not PYTHON.exists(), reason=f"no vLLM: make vllm, or GPUHERD_VLLM_PYTHON ({PYTHON})"),
@@ -49,10 +52,10 @@ def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drawn(model: Path, other: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     file = tmp_path_factory.mktemp("drawn") / "drawn.json"
-    paths = [str(Path(gpuherd.__file__).parents[1]), str(Path(__file__).parents[3])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    here = {"PYTHONPATH": str(Path(__file__).parents[3]), vllm.PYTHON: str(PYTHON)}
+    environment = {**os.environ, **here, "VLLM_CPU_KVCACHE_SPACE": "1"}
     done = subprocess.run(
-        [PYTHON, by_vllm.__file__, str(model), str(other), str(file)],
+        [sys.executable, by_vllm.__file__, str(model), str(other), str(file)],
         env=environment,
         capture_output=True,
         text=True,
@@ -99,6 +102,26 @@ def test_greedy_answers_are_the_most_probable_and_have_no_log_probs_at_that_temp
             logits = trainer(torch.tensor([prompt + only["ids"]])).logits[0, len(prompt) - 1 : -1]
         assert logits.argmax(-1).tolist() == only["ids"]
         assert set(only["log_probs"]) == {None}
+
+
+def test_an_adapter_answers(drawn: dict[str, Any], model: Path) -> None:
+    """Its greedy answers' log-probs, at temperature 1, are PEFT's."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    adapted = PeftModel.from_pretrained(plain, drawn["adapter"])
+    gaps = []
+    for prompt, (only,) in zip(drawn["prompts"], drawn["adapted"], strict=True):
+        ids = torch.tensor([prompt + only["ids"]])
+        told = torch.tensor(only["log_probs"])
+        for disabled in (False, True):
+            with torch.no_grad(), adapted.disable_adapter() if disabled else nullcontext():
+                law = adapted(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            found = law.gather(1, torch.tensor(only["ids"])[:, None])[:, 0]
+            gaps.append((disabled, float((found - told).abs().max())))
+    assert max(gap for disabled, gap in gaps if not disabled) < 1e-4
+    assert max(gap for disabled, gap in gaps if disabled) > 1e-2
 
 
 def test_an_evaluation_is_of_the_policy_that_answered(drawn: dict[str, Any], model: Path, other: Path) -> None:

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.lm.vllm_stand_in import python_with_vllm
 from tests.posttrain import tiny
 from tests.posttrain.runs.conftest import MakeSettings
 
 from gpuherd.errors import BadModel, ExitCode, JobCannotFit, MissingExtra, MissingModel, UsageError
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.records import Failure, Outcome
+from gpuherd.lm.vllm import PYTHON
 from gpuherd.posttrain.runs.experiment import RoundsExperiment, without_webhook
 from gpuherd.posttrain.runs.folder import (
     BadRun,
@@ -234,6 +236,36 @@ def test_a_reward_model_lies_beside_what_decodes(
     assert all(found[phase] > 8 for phase in ("train", "evaluate"))
     with pytest.raises(MissingModel):
         memory_gb(reward_model="./no-such-scorer")
+
+
+def test_vllm_lies_beside_what_trains(
+    make_settings: MakeSettings,
+    standin: Callable[..., SimulatedMachine],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    standin("1x80GB")
+    monkeypatch.setenv(PYTHON, str(python_with_vllm(tmp_path)))
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+    models = {"large": {"reference": large}}
+
+    def asked(backend: str, **options: object) -> tuple[float, str]:
+        generation = {"max_new_tokens": 4, "batch_size": 3, "backend": backend}
+        settings = make_settings(
+            models=models,
+            system={"dtype": "bf16"},
+            algos={"GRPO": options},
+            generation=generation,
+            rounds_of_training=1,
+        )
+        (train,) = (each for each in dry(settings).plan if each.step.phase is Phase.TRAIN)
+        return train.asked.memory_mb / 1024, train.asked.sentence
+
+    (plain, _), (both, told) = asked("hf"), asked("vllm")
+    # 6 GiB of weights in bfloat16, and what its own process takes.
+    assert 6 < both - plain < 12 and "vLLM for 3 answers beside it" in told
+    # Where the rows of the round are learnt from it has ended before.
+    assert asked("vllm", online=False) == asked("hf", online=False)
 
 
 def test_places_are_divided_among_those_that_collect(make_settings: MakeSettings) -> None:

@@ -71,6 +71,11 @@ class Distill(PolicyGradient):
     options: DistillOptions
 
     @property
+    def samples(self) -> bool:
+        """Where the policy answers a problem."""
+        return self.options.on_policy > 0
+
+    @property
     def collects(self) -> bool:
         """Where the policy doesn't answer all problems."""
         return self.options.on_policy < 1

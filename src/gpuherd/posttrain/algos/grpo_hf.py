@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.rewards.reward_model import RewardModel
-    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import RolloutBackend
     from gpuherd.posttrain.types import Problem
 
 _BEGUN = "training.json"  # beside the trained model's folder: what the training in here is of
@@ -91,6 +91,11 @@ class GRPOFromHumanFeedback(Algorithm):
     on_policy: ClassVar[bool] = True
     memory: ClassVar[Method] = Method.GRPO
     Options: ClassVar[type[Options]] = Options
+
+    @property
+    def samples(self) -> bool:
+        """Always: against the proxy."""
+        return True
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """The best and the worst sample of each problem; nothing where a file of preferences is learnt from."""
@@ -189,7 +194,7 @@ def _is_finished(folder: Path, identity: dict[str, Any], world: World) -> bool:
 def scored_by(proxy: RewardModel) -> Roll:
     """Rollouts of one turn whose reward is the proxy's score of their own tokens, the prompt's included."""
 
-    def roll(sampler: Sampler, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
+    def roll(sampler: RolloutBackend, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
         from gpuherd.posttrain.rollout.sampler import Prefix, rollout_of
 
         prompts = [sampler.prompt_ids(each) for each in problems]

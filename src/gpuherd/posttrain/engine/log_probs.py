@@ -18,7 +18,7 @@ import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
@@ -44,16 +44,25 @@ class TokenLogProbs(NamedTuple):
     top: Tensor
 
 
+class ReadingOptions(TypedDict, total=False):
+    """How a batch is read; none has to be given.
+
+    Attributes:
+        packing: where several rows stand in one: the position of each token in its own, and what is added to attention
+            scores (``data.packing``).
+        temperature: logits are divided by it.
+        entropy_gradient: entropies have a gradient too.
+        chunk: positions whose logits exist at once; by default as many as 128 MiB hold.
+    """
+
+    packing: tuple[Tensor, Tensor] | None
+    temperature: float
+    entropy_gradient: bool
+    chunk: int | None
+
+
 def token_log_probs(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    wanted: Tensor,
-    *,
-    packing: tuple[Tensor, Tensor] | None = None,
-    temperature: float = 1.0,
-    entropy_gradient: bool = False,
-    chunk: int | None = None,
+    model: Any, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, **how: Unpack[ReadingOptions]
 ) -> TokenLogProbs:
     """One forward pass over a batch that is padded at either side; gradients flow.
 
@@ -63,38 +72,17 @@ def token_log_probs(
         input_ids, attention_mask: (rows, tokens).
         wanted: (rows, tokens) bool: the tokens whose log-probs are to be had. A row's first token has none before it,
             and is never had.
-        packing: where several rows stand in one: the position of each token in its own, and what is added to attention
-            scores (``data.packing``).
-        temperature: logits are divided by it.
-        entropy_gradient: entropies have a gradient too.
-        chunk: positions whose logits exist at once; by default as many as 128 MiB hold.
     """
-    return forward_log_probs(
-        model,
-        input_ids,
-        attention_mask,
-        wanted,
-        packing=packing,
-        temperature=temperature,
-        entropy_gradient=entropy_gradient,
-        chunk=chunk,
-    )[0]
+    return forward_log_probs(model, input_ids, attention_mask, wanted, **how)[0]
 
 
 def forward_log_probs(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    wanted: Tensor,
-    *,
-    packing: tuple[Tensor, Tensor] | None = None,
-    temperature: float = 1.0,
-    entropy_gradient: bool = False,
-    chunk: int | None = None,
+    model: Any, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, **how: Unpack[ReadingOptions]
 ) -> tuple[TokenLogProbs, Any]:
     """``token_log_probs``, and what the model's forward pass returned besides: for models that have another head
     besides the language model's. Its logits have no meaning."""
-    reading = _Reading(input_ids, attention_mask, wanted, temperature, entropy_gradient, chunk)
+    packing = how.get("packing")
+    reading = _Reading(input_ids, attention_mask, wanted, how)
     head = _head_of(model)
     if _ends_with(model, head):
         with _reads_in_chunks(head, reading):
@@ -117,7 +105,7 @@ def model_inputs(
     """The arguments of a forward pass without a cache, by the names that the model takes.
 
     Args:
-        packing: as in ``token_log_probs``.
+        packing: as in ``ReadingOptions``.
         last: logits of so many last positions are enough; models that can't leave others out return all.
     """
     words: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
@@ -148,20 +136,13 @@ class _Reading:
         places: the last positions of each row among which all are that predict a wanted token, and one behind them.
     """
 
-    def __init__(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        wanted: Tensor,
-        temperature: float,
-        entropy_gradient: bool,
-        chunk: int | None,
-    ):
+    def __init__(self, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, how: ReadingOptions):
         self.shape = tuple(input_ids.shape)
         # A token stands one behind its prediction.
         self._rows, self._columns = (wanted[:, 1:] & attention_mask[:, :-1].bool()).nonzero(as_tuple=True)
         self._targets = input_ids[:, 1:][self._rows, self._columns]
-        self._temperature, self._entropy_gradient, self._chunk = temperature, entropy_gradient, chunk
+        self._temperature, self._chunk = how.get("temperature", 1.0), how.get("chunk")
+        self._entropy_gradient = how.get("entropy_gradient", False)
         first = int(self._columns.min()) if len(self._columns) else self.shape[1] - 1
         self.places = self.shape[1] - first
 
@@ -328,7 +309,7 @@ def _ends_with(model: Any, head: Any) -> bool:
         ids = torch.zeros((1, 2), dtype=torch.long, device=head.weight.device)
         wanted = torch.tensor([[False, True]], device=ids.device)
         mask = torch.ones_like(ids)
-        reading = _Reading(ids, mask, wanted, 1.0, False, None)
+        reading = _Reading(ids, mask, wanted, {})
         try:
             with torch.no_grad(), _reads_in_chunks(head, reading) as made:
                 answer = _logits_of(inner(input_ids=ids, attention_mask=mask, use_cache=False))

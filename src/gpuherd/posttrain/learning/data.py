@@ -27,7 +27,7 @@ from gpuherd.runs.files import write_file
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.envs.interface import Environments
-    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import RolloutBackend
 
 
 def make_environments(where: str, told: EnvBlock, device: str) -> Environments:
@@ -87,9 +87,8 @@ def roller(config: TrainConfig, environments: Environments, *, greedy: bool = Fa
 
     gamma = config.grpo.gamma if config.training.algorithm == "grpo" and not greedy else 1.0
 
-    def rolled(sampler: Sampler, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
+    def rolled(sampler: RolloutBackend, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
         turns = Turns(sampler.tokenizer, chat=config.model.use_chat_template)
-        text_config = sampler.model.module.config.get_text_config()
         found = roll(
             environments,
             sampler,
@@ -99,7 +98,7 @@ def roller(config: TrainConfig, environments: Environments, *, greedy: bool = Fa
             greedy=greedy,
             stream=stream,
             seed=config.training.seed,
-            most_tokens=getattr(text_config, "max_position_embeddings", None),
+            most_tokens=sampler.places,
         )
         return [discounted(each, gamma) for each in found]
 
@@ -143,7 +142,7 @@ class Evaluation:
     def __bool__(self) -> bool:
         return bool(self._envs)
 
-    def __call__(self, sampler: Sampler, _step: int) -> Mapping[str, float]:
+    def __call__(self, sampler: RolloutBackend, _step: int) -> Mapping[str, float]:
         """``eval/<name>/reward``, and ``/accuracy`` where the environment knows right and wrong. Names are data sets';
         ``gsm8k-2`` is the second of that name."""
         found: dict[str, float] = {}

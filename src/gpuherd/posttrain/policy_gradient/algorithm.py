@@ -21,7 +21,7 @@ from gpuherd.posttrain.types import Algorithm, BackendName, Collecting, Policy, 
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
-    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import RolloutBackend
     from gpuherd.posttrain.types import Problem, Task
 
 MODEL = "model"
@@ -89,8 +89,8 @@ class PolicyOptions(SamplingOptions):
         online: the training samples with the policy as it is, step by step. False: it learns from what the round's
             jobs have collected with the policy of the round before.
         sampler_correction: how the loss of a token is weighed by w, its probability under the policy before the step
-            over the recorded one of the sampler (``rollout.mismatch``); None: ``token`` where vLLM has collected what
-            is learnt from, ``none`` where transformers has.
+            over the recorded one of the sampler (``rollout.mismatch``); None: ``token`` where vLLM samples what is
+            learnt from, ``none`` where transformers does.
         sampler_clip: the largest weight; of the masked forms also 1 over the least.
     """
 
@@ -105,10 +105,10 @@ class PolicyOptions(SamplingOptions):
         super().__post_init__()
 
     def correction(self, backend: BackendName) -> Correction:
-        """The correction of what is learnt from, where collections are decoded by this backend."""
+        """The correction of what is learnt from, where it is decoded by this backend."""
         if self.sampler_correction is not None:
             return self.sampler_correction
-        return Correction.TOKEN if backend is BackendName.VLLM and not self.online else Correction.NONE
+        return Correction.TOKEN if backend is BackendName.VLLM else Correction.NONE
 
 
 class PolicyGradient(Algorithm):
@@ -120,6 +120,11 @@ class PolicyGradient(Algorithm):
 
     def __init__(self, options: Any = None):
         self.options = self.Options() if options is None else options
+
+    @property
+    def samples(self) -> bool:
+        """Where the training is online."""
+        return bool(self.options.online)
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """``samples_per_prompt`` answers of the policy to each problem, in their order, to be learnt from with
@@ -177,7 +182,7 @@ def collected(work: Collecting, samples: int) -> Iterator[Rollout]:
         )
 
 
-Roll = Callable[["Sampler", "Sequence[Problem]", int, str], "list[Rollout]"]
+Roll = Callable[["RolloutBackend", "Sequence[Problem]", int, str], "list[Rollout]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +191,14 @@ class Hooks(Watching):
     ``roll``.
 
     Attributes:
-        roll: makes rollouts of problems instead of ``Sampler.rollouts`` (episodes of an environment): sampler,
+        roll: makes rollouts of problems instead of ``RolloutBackend.rollouts`` (episodes of an environment): sampler,
             problems, samples of each, stream of the draws.
         evaluate: figures to be logged with a step; called after every ``evaluate_every`` steps in all processes, while
             each has the whole policy.
     """
 
     roll: Roll | None = None
-    evaluate: Callable[[Sampler, int], Mapping[str, float]] | None = None
+    evaluate: Callable[[RolloutBackend, int], Mapping[str, float]] | None = None
     evaluate_every: int = 0
 
     def __post_init__(self) -> None:
@@ -207,7 +212,7 @@ def plain_roll(task: Task | None, reward_batch_size: int, *, greedy: bool = Fals
     if task is None:
         raise UsageError("online=true: the training samples and scores by itself, and was given no task")
 
-    def roll(sampler: Sampler, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
+    def roll(sampler: RolloutBackend, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
         return sampler.rollouts(
             task, problems, samples, greedy=greedy, stream=stream, reward_batch_size=reward_batch_size
         )

@@ -164,6 +164,7 @@ class Objective:
         correction: how the loss of a token is weighed by its probability under the policy before the step over that
             which the sampler recorded (``Rollout.log_probs``). The divisor stays.
         correction_cap: of these weights.
+        apart: the sampler computes apart from the trainer: figures of the mismatch are always given.
     """
 
     module: Any
@@ -181,6 +182,7 @@ class Objective:
     recorded: bool = False
     correction: Correction = Correction.NONE
     correction_cap: float = 2.0
+    apart: bool = False
     _seen: set[int] = field(default_factory=set)  # items of the step whose mismatch is in ``_found``
     _found: list[Mismatch | None] = field(default_factory=list)
 
@@ -228,12 +230,12 @@ class Objective:
     def sampler_figures(self, world: World) -> dict[str, float]:
         """How far the sampler's recorded log-probs are from the policy's before the step, over the tokens of all
         processes since this was last asked for: ``sampler_weight`` (the mean of w), ``sampler_weight_max`` and
-        ``sampler_kl`` (nats a token). None where they differ by rounding alone, and where only passes with an adapter's
-        dropout are there to compare with.
+        ``sampler_kl`` (nats a token). None where they differ by rounding alone and the sampler is not ``apart``, and
+        where only passes with an adapter's dropout are there to compare with.
         """
         found = pooled(world.gather(pooled(self._found)))
         self._seen, self._found = set(), []
-        return {} if found is None else found.figures()
+        return {} if found is None else found.figures(rounding=self.apart)
 
     def _measure(self, items: Sequence[Item], before: Tensor, sampler: Tensor, mask: Tensor) -> None:
         """Notes the mismatch of each item where it is first seen since the figures were last asked for: where the

@@ -56,8 +56,15 @@ class ValuedPolicy(nn.Module):
     def forward(self, **words: Any) -> tuple[Tensor, Tensor]:
         """Logits as the policy makes them, and the value at every token read, (rows, tokens): of what is to come
         behind it."""
-        made = self.policy(**words, output_hidden_states=True)
-        states = made.hidden_states[-1]
+        last: list[Tensor] = []
+        inner = self.policy.get_base_model() if hasattr(self.policy, "peft_type") else self.policy
+        # The body's own output, since a model that is asked for hidden states keeps those of all layers.
+        hook = inner.base_model.register_forward_hook(lambda _module, _given, made: last.append(made[0]))
+        try:
+            made = self.policy(**words)
+        finally:
+            hook.remove()
+        states = last[-1]
         with torch.autocast(states.device.type, enabled=False):
             # Its weight is float32, unless FSDP computes in another dtype.
             return made.logits, self.value_head(states.to(self.value_head.weight.dtype))[..., 0]

@@ -1,5 +1,5 @@
-"""All that the loops of GRPO, PPO and REINFORCE stand on: a policy in training, what it samples, its reference, its
-checkpoints and curves, in one process or several.
+"""All that the loops of GRPO, PPO and REINFORCE stand on: a policy in training, what it samples (by itself or by
+vLLM), its reference, its checkpoints and curves, in one process or several.
 
 Every process samples the problems that are its share; then all know all rollouts, and each learns from every
 ``size``-th of them. Draws belong to (seed, round, step, problem, sample), orders to (seed, round, step): so any number
@@ -37,9 +37,10 @@ from gpuherd.posttrain.policy_gradient.policy import (
     reference_of,
     save_policy,
 )
+from gpuherd.posttrain.rollout.following import FollowingSampler
 from gpuherd.posttrain.rollout.mismatch import Correction
-from gpuherd.posttrain.rollout.sampler import Sampler
-from gpuherd.posttrain.types import Problem, Rollout, Row, Training
+from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler
+from gpuherd.posttrain.types import BackendName, Problem, Rollout, Row, Training
 
 
 class RolloutTrainer:
@@ -109,9 +110,7 @@ class RolloutTrainer:
         self._reference: Reference | None = None
         if kl_coef > 0:
             self._reference = reference_of(work.reference, work.policy, self._policy, work.precision, self.device)
-        self.sampler = Sampler.over(
-            self._policy, loaded.tokenizer, work.sampling, device=self.device, amp_dtype=work.precision.amp_dtype
-        )
+        self.sampler = self._sampler(loaded.tokenizer)
         self._checkpoints = Checkpoints(
             work.folder / "checkpoints",
             self.world,
@@ -142,6 +141,8 @@ class RolloutTrainer:
             if kind is None:
                 save_policy(self.work.folder, self.trainee, self.sampler.tokenizer)
         finally:
+            if isinstance(self.sampler, FollowingSampler):
+                self.sampler.release()
             self._curves.close()
             self.world.close(together=kind is None or issubclass(kind, Stopped))
 
@@ -170,7 +171,7 @@ class RolloutTrainer:
         roll = self._hooks.roll or plain_roll(self.work.task, self.work.reward_batch_size, greedy=self._greedy)
         mine = self.world.share(problems)
         stream = f"round {self.work.round} step {step}"
-        with self._whole():
+        with self._sampling():
             made = roll(self.sampler, mine, self.options.samples_per_prompt, stream) if mine else []
         found = {(each.problem, each.sample): each for share in self.world.gather(made) for each in share}
         samples = range(self.options.samples_per_prompt)
@@ -235,6 +236,7 @@ class RolloutTrainer:
             recorded=self._recorded,
             correction=self.correction,
             correction_cap=getattr(self.options, "sampler_clip", 2.0),
+            apart=self.by_vllm,
             **how,
         )
         return self._objective
@@ -265,7 +267,7 @@ class RolloutTrainer:
         every, last = self._hooks.evaluate_every, done == self.plan.steps
         evaluated: Mapping[str, float] = {}
         if self._hooks.evaluate is not None and every and (done % every == 0 or last):
-            with self._whole():
+            with self._sampling():
                 evaluated = self._hooks.evaluate(self.sampler, done)
             told |= evaluated
         if evaluated or done % self._hooks.log_every == 0 or last:
@@ -277,6 +279,30 @@ class RolloutTrainer:
             raise Stopped.after(done, self.plan.steps)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _sampler(self, tokenizer: Any) -> RolloutBackend:
+        """The policy as it is, answering: in this process, or in vLLM's."""
+        work = self.work
+        if self.by_vllm:
+            return FollowingSampler(
+                work.policy, self._policy, work.precision, self.world, work.sampling, work.problems, work.folder
+            )
+        return Sampler.over(
+            self._policy, tokenizer, work.sampling, device=self.device, amp_dtype=work.precision.amp_dtype
+        )
+
+    @property
+    def by_vllm(self) -> bool:
+        """Whether the training samples by vLLM, whose log-probs are not the trainer's."""
+        return self.online and self.work.backend is BackendName.VLLM
+
+    @contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """The sampler is the policy as it is."""
+        with self._whole():
+            if isinstance(self.sampler, FollowingSampler):
+                self.sampler.follow(self.trainee.steps_done)
+            yield
 
     @property
     def _recorded(self) -> bool:
@@ -319,6 +345,7 @@ class RolloutTrainer:
             "data": digest_of(self._collected) if self._collected else digest_of([work.problems]),
             "task": None if work.task is None else work.task.name,
             **({} if self.correction is Correction.NONE else {"sampler_correction": self.correction.value}),
+            **({"sampler": self.work.backend.value} if self.by_vllm else {}),
         }
 
     @contextmanager

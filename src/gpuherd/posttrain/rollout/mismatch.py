@@ -50,9 +50,9 @@ class Mismatch:
     gap: float
     kl: float
 
-    def figures(self) -> dict[str, float]:
-        """For the curves of a training; none where the log-probs differ by rounding alone."""
-        if self.gap <= ROUNDING:
+    def figures(self, *, rounding: bool = False) -> dict[str, float]:
+        """For the curves of a training; none where the log-probs differ by rounding alone, unless that is wanted."""
+        if self.gap <= ROUNDING and not rounding:
             return {}
         return {"sampler_weight": self.mean, "sampler_weight_max": self.max, "sampler_kl": self.kl}
 

@@ -12,12 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
 from gpuherd.lm.forward import plan_batches
+from gpuherd.posttrain.envs.episodes import Turns
 from gpuherd.posttrain.rewards.guarded import BadReward, rewards_of
 from gpuherd.posttrain.rollout.loading import kept
 from gpuherd.posttrain.types import (
@@ -31,7 +31,7 @@ from gpuherd.posttrain.types import (
     Sampling,
     Task,
 )
-from gpuherd.qa.prompts.conversation import control_texts, defused, opened_thought, templated, token_ids
+from gpuherd.qa.prompts.conversation import defused, templated, token_ids
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.guidance import Guidance
@@ -103,6 +103,11 @@ class RolloutBackend(ABC):
 
         Raises UsageError where the model has no room for a token behind a prefix.
         """
+
+    @property
+    @abstractmethod
+    def places(self) -> int | None:
+        """The most tokens of a prompt and its answer together that the model has places for; None: no end is known."""
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """The prompt of a problem as tokens, special tokens included."""
@@ -263,6 +268,11 @@ class Sampler(RolloutBackend):
                         found[place] += [continuation_of(each) for each in generations_of(answer)]
         return [tuple(each) for each in found]
 
+    @property
+    def places(self) -> int | None:
+        """See ``RolloutBackend``."""
+        return getattr(self.model.module.config.get_text_config(), "max_position_embeddings", None)
+
     @contextmanager
     def _answering(self) -> Iterator[None]:
         """The model in evaluation mode (no dropout), under autocast where wanted; in its mode again afterwards."""
@@ -351,25 +361,9 @@ def _guidance(policy: Policy, device: str, precision: Precision) -> Guidance | N
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
-class Prompting:
-    """Makes prompts, all in one way.
-
-    Attributes:
-        chat: by the tokenizer's chat template: a problem is the user's message, or a conversation.
-    """
-
-    def __init__(self, tokenizer: Any, *, chat: bool):
-        """Raises UsageError where a template is asked for and the tokenizer has none."""
-        if chat and not getattr(tokenizer, "chat_template", None):
-            raise UsageError("generation.use_chat_template: the policy's tokenizer has no chat template; set it false")
-        self.chat = chat
-        self._tokenizer = tokenizer
-        self._controls = control_texts(tokenizer)
-
-    @cached_property
-    def opened(self) -> str:
-        """The tag of the thought that the chat template opens before each answer; empty where it opens none."""
-        return opened_thought(self._tokenizer) if self.chat else ""
+class Prompting(Turns):
+    """Makes prompts of problems, all in one way. By the chat template a problem is the user's message, or a
+    conversation."""
 
     def of(self, problem: Problem) -> tuple[int, ...]:
         """The prompt of a problem. Raises UsageError where it has no token."""

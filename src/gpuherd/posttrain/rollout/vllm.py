@@ -1,5 +1,5 @@
-"""A policy that vLLM decodes, where vLLM is installed: while data is collected (``generation.backend: vllm``) and in
-evaluations (``evaluation.backend: vllm``).
+"""A policy that vLLM decodes, where vLLM is installed: while data is collected and while a policy trains
+(``generation.backend: vllm``), and in evaluations (``evaluation.backend: vllm``).
 
 Draws have seeds of their own, keyed by (seed, prefix, sample) as in ``Sampler``, but they are vLLM's draws, and vLLM's
 log-probs are not the same to the last bit in another batch: where two tokens are that close, a draw may come out
@@ -16,11 +16,13 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.backend import Backend
 from gpuherd.lm.tokens import end_tokens
+from gpuherd.models.memory.weights import Precision as Form
 from gpuherd.posttrain.rollout.sampler import (
     Continuation,
     Prefix,
@@ -42,10 +44,11 @@ COLLECTING, EVALUATING = "generation.backend", "evaluation.backend"  # the keys 
 
 
 class VllmSampler(RolloutBackend):
-    """A plain model, decoded by vLLM. The engine starts when it is first used, and again where a longer prompt comes.
+    """A model, with a LoRA adapter or without, decoded by vLLM. The engine starts when it is first used, and again
+    where a longer prompt comes.
 
-    Raises UsageError for a policy with a guide or an adapter, MissingExtra where vLLM is not installed, and what
-    reading the model's tokenizer and configuration raises.
+    Raises UsageError for a policy with a guide, MissingExtra where vLLM is not installed, and what reading the model's
+    tokenizer, configuration and adapter raises.
     """
 
     def __init__(
@@ -60,13 +63,14 @@ class VllmSampler(RolloutBackend):
     ):
         """``start`` starts the engine; None: vLLM's on ``device``. ``key``: what asked for it, for messages."""
         refuse(policy, key)
-        options = _options(precision, device)
         if start is None:
             require_vllm(policy.model, precision, key)
-        tokenizer, end_ids, self._places = _read(policy.model)
+        tokenizer, end_ids, self._most_places, adapter, held = _read(policy)
+        if precision.dtype is None and held.computes_in is held:
+            precision = replace(precision, dtype=held.value)  # of float32 vLLM would take half as wide numbers
         super().__init__(tokenizer, end_ids, sampling)
         self._tempered = _is_whole(sampling)
-        self._start = start or (lambda positions: self._started(policy.model, options, precision, device, positions))
+        self._start = start or (lambda positions: self._started(policy.model, adapter, precision, device, positions))
         self._engine: Backend | None = None
         self._positions = 0
 
@@ -84,8 +88,8 @@ class VllmSampler(RolloutBackend):
             return []
         prompts = [self._asked(Prefix(*each)) for each in prefixes]
         longest = max(len(each.token_ids) for each in prompts)
-        if self._places is not None and longest >= self._places:
-            raise UsageError(f"a prompt has {longest} tokens, and the model has places for {self._places}")
+        if self._most_places is not None and longest >= self._most_places:
+            raise UsageError(f"a prompt has {longest} tokens, and the model has places for {self._most_places}")
         needed = max(len(each.token_ids) + (each.most or self.sampling.max_new_tokens) for each in prompts)
         how = self._decoding(samples, first_sample, greedy=greedy, tempered=self._tempered)
         answers = self._with_room(needed).decode(prompts, how)
@@ -96,6 +100,11 @@ class VllmSampler(RolloutBackend):
             else [tuple(map(_without_log_probs, each)) for each in found]
         )
 
+    @property
+    def places(self) -> int | None:
+        """See ``RolloutBackend``."""
+        return self._most_places
+
     def release(self) -> None:
         """Ends the engine, whose memory is then free for other models. The next continuation starts another."""
         if (close := getattr(self._engine, "close", None)) is not None:
@@ -105,7 +114,7 @@ class VllmSampler(RolloutBackend):
     def _with_room(self, positions: int) -> Backend:
         """The engine, started anew where it has no room for so many positions."""
         rounded = _STEP * math.ceil(positions / _STEP)
-        positions = rounded if self._places is None else min(rounded, self._places)
+        positions = rounded if self._most_places is None else min(rounded, self._most_places)
         if self._engine is None or positions > self._positions:
             if self._engine is not None:
                 logger.info("vLLM starts again with room for %d tokens, %d before", positions, self._positions)
@@ -113,7 +122,9 @@ class VllmSampler(RolloutBackend):
             self._engine, self._positions = self._start(positions), positions
         return self._engine
 
-    def _started(self, model: str, options: Any, precision: Precision, device: str, positions: int) -> Backend:
+    def _started(
+        self, model: str, adapter: tuple[str, int] | None, precision: Precision, device: str, positions: int
+    ) -> Backend:
         from gpuherd.lm.vllm import VllmBackend
         from gpuherd.models.load.identity import reference
 
@@ -121,13 +132,21 @@ class VllmSampler(RolloutBackend):
         return VllmBackend(
             model,
             reference(model),
-            options,
+            _options(precision, device),
             positions=positions,
             rows=self.sampling.batch_size,
             exact=False,
             tempered=self._tempered,
             share=share,
+            attention=precision.attention,
+            adapter=adapter,
+            gpu=None if device == "cpu" else int(device.partition(":")[2] or 0),
         )
+
+
+def sampling_precision(training: Precision) -> Precision:
+    """Of vLLM's copy of a policy in training: weights in the dtype that the training's passes compute in."""
+    return replace(training, dtype=training.amp_dtype or training.dtype, amp_dtype=None)
 
 
 def require_vllm(model: str, precision: Precision, key: str = COLLECTING) -> None:
@@ -138,14 +157,9 @@ def require_vllm(model: str, precision: Precision, key: str = COLLECTING) -> Non
 
 
 def refuse(policy: Policy, key: str = COLLECTING) -> None:
-    """Raises UsageError for a policy that is more than a model's own weights."""
+    """Raises UsageError for a policy that a classifier guides."""
     if policy.guide is not None:
         raise UsageError(f"vLLM decodes no guided policy ({policy.guide.classifier}); set {key}=hf")
-    if policy.adapter is not None:
-        raise UsageError(
-            f"{key}=vllm decodes no policy with an adapter ({policy.adapter}); set {key}=hf, or train all weights "
-            "(lora: null)"
-        )
 
 
 def reports_log_probs(sampling: Sampling, *, greedy: bool) -> bool:
@@ -193,16 +207,17 @@ def _options(precision: Precision, device: str) -> Any:
     return ModelOptions(dtype=dtype, device_map="cpu" if device == "cpu" else None)
 
 
-def _read(model: str) -> tuple[Any, tuple[int, ...], int | None]:
-    """Tokenizer, end tokens and places of a model, without its weights. Raises MissingModel, BadModel, UsageError."""
+def _read(policy: Policy) -> tuple[Any, tuple[int, ...], int | None, tuple[str, int] | None, Form]:
+    """Tokenizer (the adapter's, where that brings one), end tokens and places of a policy, its adapter's folder and
+    rank, and the form of its weights; without weights. Raises MissingModel, BadModel, UsageError."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    from gpuherd.models.checkpoints.hub import locate
-    from gpuherd.models.names import parse_model
+    from gpuherd.models.load.options import LoadRequest
+    from gpuherd.models.load.prepare import located, tokenizer_folder
     from gpuherd.models.place.resources import read_with_precision
 
-    folder = locate(parse_model(model), for_loading=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    folder, adapter = located(LoadRequest(policy.model, adapter=policy.adapter))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder(folder, adapter), local_files_only=True)
     config = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
     try:
         generation = GenerationConfig.from_pretrained(folder, local_files_only=True).to_dict()
@@ -211,7 +226,23 @@ def _read(model: str) -> tuple[Any, tuple[int, ...], int | None]:
     found = end_tokens(tokenizer, config, generation)
     if not found.ids:
         raise UsageError("neither the model's configs nor its tokenizer name a token that ends an answer (eos_token)")
-    return tokenizer, found.ids, read_with_precision(model, None)[0].max_tokens
+    architecture, held = read_with_precision(policy.model, None)
+    ranked = None if adapter is None else (str(adapter), _rank(adapter))
+    return tokenizer, found.ids, architecture.max_tokens, ranked, held
+
+
+def _rank(adapter: Path) -> int:
+    """The largest rank of an adapter. Raises BadModel, UsageError for a kind of adapter that vLLM does not know."""
+    from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, read_json
+
+    config = read_json(adapter / ADAPTER_CONFIG)
+    for name, plain in (("use_dora", False), ("modules_to_save", None), ("bias", "none")):
+        if config.get(name, plain) not in (plain, None, []):
+            raise UsageError(
+                f"{adapter}: vLLM knows no adapter with {name}={config[name]}; merge it first with 'gpuherd merge', or "
+                "decode by hf"
+            )
+    return max(int(each) for each in (config.get("r", 1), *(config.get("rank_pattern") or {}).values()))
 
 
 def _without_log_probs(continuation: Continuation) -> Continuation:

@@ -138,7 +138,7 @@ class DataCollection:
 @dataclass(frozen=True, slots=True)
 class Generation:
     """``generation``: how completions are drawn, while data is collected and in evaluations; ``backend``: what decodes
-    while data is collected."""
+    while data is collected, and while a policy that trains samples."""
 
     max_new_tokens: int = 256
     temperature: float = 1.0
@@ -182,7 +182,7 @@ class EvaluationSettings:
         num_samples, max_examples: completions a problem; problems of the split, 0: all.
         split, greedy, pass_at, majority_at, tie, kl, kl_samples, resamples, confidence: as in ``EvaluationOptions``.
         base: evaluate the reference models too.
-        backend: what decodes them; guided policies and adapters by transformers alone.
+        backend: what decodes them; guided policies by transformers alone.
         shards: jobs that share an evaluation's problems; None: as many as there are GPUs for. Results don't depend on
             it. Kept when a run goes on.
     """

@@ -38,10 +38,12 @@ from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
 from gpuherd.posttrain.guidance.options import ComparingOptions, Loss, ValueOptions
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.rollout.vllm import sampling_precision
 from gpuherd.posttrain.runs.blocks import ModelPair
 from gpuherd.posttrain.runs.plan import Phase, Step, StepRequest
 from gpuherd.posttrain.runs.prepare import Prepared
 from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.types import BackendName
 from gpuherd.posttrain.types import Precision as Loading
 from gpuherd.units import gib
 
@@ -195,11 +197,16 @@ class Memory:
         elif job.method.generates:
             memory += self._scoring(step.dataset)
             self._refuse(memory, f"{architecture.model} and what scores it", choice.gpus)
+        if self._samples_by_vllm(choice):
+            memory += self._by_vllm(family.reference, step.dataset)
+            self._refuse(memory, f"{architecture.model} and vLLM's copy of it", choice.gpus)
         for frozen_model in choice.make().frozen_models:
             memory += self._frozen(frozen_model, job)
             self._refuse(memory, f"{architecture.model} and {frozen_model}", choice.gpus)
         shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
         told = f"{job.method.upper()} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
+        if self._samples_by_vllm(choice):
+            told += f", vLLM for {self._settings.generation.batch_size} answers beside it"
         if proxy is not None:
             first = self._learning(step, proxy, self._of_proxy(job))
             if first > memory:
@@ -208,6 +215,17 @@ class Memory:
         gpus = choice.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
         host = host_words(architecture, job, self._settings.steps_of(choice, choice.gpus), choice.gpus, choice.gpus)
         return StepRequest(gpus, memory, f"{told}: {gib(memory * MIB)}{each}{host}")
+
+    def _samples_by_vllm(self, choice: AlgorithmConfig) -> bool:
+        """Whether vLLM decodes beside an algorithm's training."""
+        return self._settings.generation.backend is BackendName.VLLM and bool(choice.make().samples)
+
+    def _by_vllm(self, model: str, dataset: str) -> int:
+        """What vLLM takes in a process of its own beside the training, in MB: what ``rollout.vllm`` has it take."""
+        loaded = sampling_precision(self._settings.system.training)
+        architecture, precision = read_with_precision(model, loaded.dtype)
+        load = self._load(dataset, None)
+        return resources_of(architecture, precision, load, self._cards, parallel="replica", most=1).memory_mb
 
     def _frozen(self, model: str, job: TrainingJob) -> int:
         """What a frozen model takes that reads the answers of a micro-batch, in MB: with its logits of all their tokens
@@ -282,7 +300,7 @@ class Memory:
             loaded=told.system.training,
             prompt_tokens=prompt_tokens,
             new_tokens=told.generation.max_new_tokens,
-            sampled=told.generation.batch_size,
+            sampled=1 if self._samples_by_vllm(choice) else told.generation.batch_size,
             weighs=isinstance(choice.options, PolicyOptions),
             chunked=architecture.model_type in PLAIN_HEADS and not algorithm.whole_logits,
         )

@@ -334,20 +334,16 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
 
 
 def _check_vllm(settings: Settings, choices: Sequence[AlgorithmConfig]) -> None:
-    """Raises UsageError where vLLM could not collect what an algorithm learns from."""
-    if not any(each.collects for each in choices):
-        raise UsageError("generation.backend=vllm: no algorithm here collects data; leave the key out")
+    """Raises UsageError where vLLM could not sample what an algorithm learns from."""
+    samples = {each.name: each.make().samples for each in choices}
+    if not any(each.collects or samples[each.name] for each in choices):
+        raise UsageError("generation.backend=vllm: no algorithm here samples answers; leave the key out")
     cut = settings.generation.top_p != 1 or settings.generation.top_k != 0
     for choice in choices:
-        if cut and choice.draws and choice.collects:
+        if cut and choice.draws and (choice.collects or samples[choice.name]):
             raise UsageError(
                 f"generation.backend=vllm: of cut draws vLLM does not report the log-probs of the whole law, which "
                 f"algos.{choice.name} learns by; set generation.top_p=1 and generation.top_k=0"
-            )
-        if settings.rounds_of_training > 1 and choice.collects and getattr(choice.options, "lora", None) is not None:
-            raise UsageError(
-                f"generation.backend=vllm: algos.{choice.name}.lora makes policies with an adapter, which it can't "
-                "decode in later rounds; set generation.backend=hf, or train all weights (lora: null)"
             )
 
 
@@ -358,17 +354,6 @@ def _check_evaluation_by_vllm(settings: Settings, choices: Sequence[AlgorithmCon
             raise UsageError(
                 f"evaluation.backend=vllm: policies of algos.{choice.name} are guided, which it can't decode; set "
                 "evaluation.backend=hf"
-            )
-        if getattr(choice.options, "lora", None) is not None:
-            raise UsageError(
-                f"evaluation.backend=vllm: algos.{choice.name}.lora makes policies with an adapter, which it can't "
-                "decode; set evaluation.backend=hf, or train all weights (lora: null)"
-            )
-    for name, family in settings.families().items():
-        if family.adapter is not None:
-            raise UsageError(
-                f"evaluation.backend=vllm: models.{name}.adapter can't be decoded by it; set evaluation.backend=hf, or "
-                "merge the adapter first with 'gpuherd merge'"
             )
     told, sampling = settings.evaluation, settings.generation.sampling(0)
     if told.kl in ("k1", "k3") and not reports_log_probs(sampling, greedy=told.greedy):
