@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from gpuherd.posttrain.eval.results import read_result
 from gpuherd.posttrain.runs.folder import RoundsDirectory, RunRecord, begin, read_record, write_policy
 from gpuherd.posttrain.runs.plan import combinations_of
 from gpuherd.posttrain.runs.prepare import prepare
-from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.runs.settings import Settings, absolute
 from gpuherd.posttrain.runs.work import (
     BadRows,
     Work,
@@ -121,6 +122,25 @@ def test_a_share_of_answers_is_the_teachers_and_the_policy_comes_nearer(
     lines = read_curves(folder.model("Distill", "sums", "tiny", 0))
     assert len(lines) == 6 and lines[-1]["jsd"] < lines[0]["jsd"] and {line["own"] for line in lines} == {0.5}
     do(work(folder, record, "Distill_sums_tiny_r0_evaluate"))
+
+
+def test_callbacks_are_called_in_a_trainings_job(make_settings: MakeSettings, tmp_path: Path) -> None:
+    file = tmp_path / "watch.py"
+    file.write_text(
+        "import pathlib\nclass Watch:\n    def on_end(self, event):\n"
+        "        pathlib.Path(__file__).with_suffix('.end').write_text(str(event.path))\n"
+    )
+    options = {"batch_size": 4, "samples_per_prompt": 2, "max_steps": 1}
+    told = make_settings(algos={"GRPO": options}, rounds_of_training=1)
+    settings = absolute(replace(told, callbacks=(f"{file}:Watch",)))
+    assert settings.identity() == told.identity()  # what comes out is the same
+    folder, record = begun(settings, tmp_path / "run")
+    assert record.settings.callbacks == (f"{file}:Watch",)
+    do(work(folder, record, "GRPO_sums_tiny_r0_train"))
+    model = folder.model("GRPO", "sums", "tiny", 0) / "model"
+    assert file.with_suffix(".end").read_text() == str(model) and model.is_dir()
+    with pytest.raises(UsageError, match=r"callbacks: .*watch.py has no class Wotch; it has Watch"):
+        prepare(replace(settings, callbacks=(f"{file}:Wotch",)))
 
 
 def test_an_algorithm_is_evaluated_as_it_asks(make_settings: MakeSettings, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gpuherd.posttrain.algos.sft import Source
 from gpuherd.posttrain.data.dataset import DataTask
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.engine.callbacks import check_callbacks
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
 from gpuherd.posttrain.preference.reward_model import refuse_base
@@ -94,7 +95,7 @@ class Prepared:
             read.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
         reward_models: of the data sets whose completions a model scores.
-        short: warnings of answers that exceed a model's context length.
+        warnings: of options that are seldom meant, and of answers that exceed a model's context length.
         right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
         inputs: a digest of each data set's problems, of each reward function and of each model's files: a run doesn't
             go on with others.
@@ -106,7 +107,7 @@ class Prepared:
     splits: Mapping[str, Mapping[Split, int]]
     prompt_tokens: Mapping[str, int]
     reward_models: Mapping[str, str]
-    short: tuple[str, ...]
+    warnings: tuple[str, ...]
     right_or_wrong: frozenset[str]
     inputs: Mapping[str, str]
 
@@ -120,6 +121,8 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     Raises UsageError, MissingModel, BadModel; what reading data raises.
     """
     choices = settings.choices()
+    seldom_meant = _seldom_meant(settings, choices)
+    check_callbacks(settings.callbacks)
     for key, block in ((COLLECTING, settings.generation), (EVALUATING, settings.evaluation)):
         if block.backend is BackendName.VLLM:
             for family in settings.families().values():
@@ -192,10 +195,23 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         splits,
         longest,
         reward_models,
-        _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
+        seldom_meant
+        + _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
         frozenset(right_or_wrong),
         inputs,
     )
+
+
+def _seldom_meant(settings: Settings, choices: Sequence[AlgorithmConfig]) -> tuple[str, ...]:
+    """The algorithms' warnings of their options (``Algorithm.check``), with whole keys. Raises UsageError."""
+    found = []
+    for each in choices:
+        key = f"algos.{each.name}"
+        try:
+            found += [f"{key}.{warning}" for warning in each.make().check(settings.generation.sampling(0))]
+        except UsageError as problem:
+            raise UsageError(f"{key}.{problem}") from None
+    return tuple(found)
 
 
 def _checked_reward(name: str, task: FunctionTask, asked: Sequence[Sequence[Problem]]) -> str:
