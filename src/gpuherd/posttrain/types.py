@@ -39,6 +39,8 @@ class Problem:
         hidden: what the reward needs besides and the policy never sees (tests of code, a graph).
         messages: role and content of the conversation before the answer, where it is more than one message of the
             user's; a chat template writes these, and ``prompt`` is their texts with blank lines between them.
+        chat: the same of a conversation with tools, calls or turns out of order, which ``messages`` can't say: JSON of
+            ``messages`` and ``tools`` as chat templates take them.
     """
 
     id: str
@@ -46,6 +48,7 @@ class Problem:
     answers: tuple[str, ...] = ()
     hidden: Mapping[str, str] = field(default_factory=dict)
     messages: tuple[tuple[str, str], ...] = ()
+    chat: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,9 @@ def test_a_training_asks_for_what_its_options_take(
     assert 20 < plain < 60  # 6.4 GB of weights, as much of gradients, twice as much of the optimiser
     assert memory_gb("GRPO", kl_coef=0.1) - plain == pytest.approx(6, abs=0.5)  # the reference
     assert memory_gb("GRPO", kl_coef=0.0, lora={"r": 8}) < plain / 2
+    # Of packed rows a mask of each sequence: prompt and answer squared, and 6 bytes for each.
+    sft, packed = (memory_gb("SFT", packing=packing) for packing in (False, True))
+    assert sft < packed < sft + 0.1
     assert memory_gb("GRPO-HF") > plain + 5  # the proxy
     assert memory_gb("QSharp") > plain + 20  # its weights are float32 while it learns
     # A head of kind Q is as wide as the vocabulary: weights, gradients twice, two states, 4 bytes each.

@@ -7,6 +7,7 @@ decoded beside it, and so not on batches, shards, ranks or how many of them ther
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from gpuherd.errors import UsageError, printable
 from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
 from gpuherd.lm.forward import plan_batches
+from gpuherd.posttrain.data.chat import ChatTokenizer
 from gpuherd.posttrain.rewards.guarded import BadReward, rewards_of
 from gpuherd.posttrain.rollout.loading import kept
 from gpuherd.posttrain.types import (
@@ -372,7 +374,13 @@ class Prompting:
         return opened_thought(self._tokenizer) if self.chat else ""
 
     def of(self, problem: Problem) -> tuple[int, ...]:
-        """The prompt of a problem. Raises UsageError where it has no token."""
+        """The prompt of a problem. Raises UsageError where it has no token, and for a conversation with tools that no
+        chat template writes."""
+        if problem.chat:
+            if not self.chat:
+                raise UsageError(f"problem {problem.id} is a conversation: set generation.use_chat_template=true")
+            told = json.loads(problem.chat)
+            return ChatTokenizer(self._tokenizer).prompt(told["messages"], told["tools"])
         if self.chat:
             turns = problem.messages or (("user", problem.prompt),)
             return self.of_messages([{"role": role, "content": content} for role, content in turns])

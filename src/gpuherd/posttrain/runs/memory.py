@@ -30,6 +30,7 @@ from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.posttrain.data.packing import mask_bytes
 from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS
 from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
 from gpuherd.posttrain.guidance.options import ComparingOptions, Loss, ValueOptions
@@ -194,6 +195,9 @@ class Memory:
         elif job.method.generates:
             memory += self._scoring(step.dataset)
             self._refuse(memory, f"{architecture.model} and what scores it", choice.gpus)
+        if packed := packing_mask(choice.options, job):
+            memory += packed
+            self._refuse(memory, f"{architecture.model} and the mask of packed rows", choice.gpus)
         algorithm, asked = choice.make(), choice.gpus
         memory += _COMPARED // MIB if algorithm.frozen_models else 0
         for frozen_model in algorithm.frozen_models:
@@ -337,6 +341,14 @@ def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, 
         return learnt
     tokens = job.batch * (job.prompt_tokens + job.new_tokens)
     return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
+
+
+def packing_mask(options: Any, job: TrainingJob) -> int:
+    """What the attention mask of a micro-batch of packed rows takes in each process, in MB; 0 without packing."""
+    if not getattr(options, "packing", False):
+        return 0
+    itemsize = 2 if job.precision is TrainingPrecision.BF16 else _FLOAT32
+    return -(-mask_bytes(job.batch, job.prompt_tokens + job.new_tokens, itemsize) // MIB)
 
 
 def _additional(demand: PlannedRequest) -> int:
