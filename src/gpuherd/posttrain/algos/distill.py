@@ -1,17 +1,17 @@
 """On-policy distillation: the policy answers, and a teacher says of each of its tokens how it would have gone on.
 
-Agarwal et al. 2024, "On-Policy Distillation of Language Models" (GKD, arXiv 2306.13649). With P the teacher's law of a
-token over the whole vocabulary and Q the policy's, behind the same tokens, the loss of a token is the generalised
-Jensen-Shannon divergence
+Agarwal et al. 2024, "On-Policy Distillation of Language Models" (GKD, arXiv 2306.13649). With P the teacher's
+distribution of a token over the whole vocabulary and Q the policy's, behind the same tokens, the loss of a token is the
+generalised Jensen-Shannon divergence
 
     JSD_beta = beta KL(P || M) + (1 - beta) KL(Q || M)        M = beta P + (1 - beta) Q
 
 with its limits (of JSD / beta and JSD / (1 - beta)) at both ends: beta 0 is KL(P || Q), forward, beta 1 is KL(Q || P),
 reverse. Gradients go through Q alone, not through the draws. Of each step's problems the policy itself answers a share
 ``on_policy``; to the others there are answers that the teacher gave before. A teacher with other tokens is refused:
-P and Q would be laws of different things.
+P and Q would be distributions over different things.
 
-The laws are compared a chunk of tokens at a time: of the policy and of the teacher hidden states are kept, and no more
+The distributions are compared a chunk of tokens at a time: hidden states of policy and teacher are kept, and no more
 than a chunk of logits is there at once, forward and backward. The teacher may lie on a GPU of its own
 (``teacher_device``); the logits of a chunk are what comes over.
 """
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
-# Numbers of a chunk of logits: a quarter of others', since both laws, their mixture and its parts are there at once.
+# Numbers of a chunk of logits: a quarter of others', since P, Q, M and parts of them are there at once.
 _CHUNK = CHUNK_NUMBERS // 4
 
 
 class TeacherDevice(StrEnum):
     """Where the teacher lies."""
 
-    SAME = "same"  # beside the policy
+    SAME = "same"  # on the policy's
     OWN = "own"  # on a GPU of its own for each process: the training asks for twice as many
 
 
@@ -181,7 +181,7 @@ class Distillation:
         temperature: of the sampling, for both.
         most_tokens: of an answer, for Dr. GRPO's divisor.
         teacher_device: where the teacher lies, if not on ``device``.
-        chunk: tokens whose laws are there at once; None: as many as ``_CHUNK`` numbers are.
+        chunk: tokens whose distributions are there at once; None: as many as ``_CHUNK`` numbers are.
     """
 
     module: Any
@@ -238,7 +238,7 @@ class _Head(NamedTuple):
         """How many logits a token has."""
         return self.flat.shape[-1] if self.weight is None else len(self.weight)
 
-    def log_law(self, part: slice, temperature: float, width: int, device: Any) -> Tensor:
+    def log_probs(self, part: slice, temperature: float, width: int, device: Any) -> Tensor:
         """(tokens, width) of ln P of the first ``width`` tokens of the vocabulary, in float32 or wider."""
         import torch
 
@@ -269,7 +269,7 @@ class _Divergences(Reading):
         """(tokens, 1), nats; gradients flow."""
         import torch
 
-        how = _Comparing(
+        how = _JSDInputs(
             self._teacher,
             self._how.temperature,
             self._how.beta,
@@ -281,8 +281,8 @@ class _Divergences(Reading):
             return _function().apply(flat, weight, bias, how)  # type: ignore[no-any-return]
 
 
-class _Comparing(NamedTuple):
-    """How the laws of the policy's tokens are compared with the teacher's: so many tokens at once, of so many tokens of
+class _JSDInputs(NamedTuple):
+    """How the policy's distributions are compared with the teacher's: so many tokens at once, of so many tokens of
     the vocabulary. ``compute``: what the policy's head computes in."""
 
     teacher: _Head
@@ -296,10 +296,10 @@ class _Comparing(NamedTuple):
         """The chunks of so many tokens."""
         return (slice(start, start + self.chunk) for start in range(0, tokens, self.chunk))
 
-    def laws(self, policy: _Head, part: slice) -> tuple[Tensor, Tensor]:
+    def log_probs(self, policy: _Head, part: slice) -> tuple[Tensor, Tensor]:
         """ln Q of the policy and ln P of the teacher, of a chunk of tokens, where the policy lies."""
         device = policy.flat.device
-        of_both = [each.log_law(part, self.temperature, self.width, device) for each in (policy, self.teacher)]
+        of_both = [each.log_probs(part, self.temperature, self.width, device) for each in (policy, self.teacher)]
         return of_both[0], of_both[1]
 
 
@@ -312,11 +312,11 @@ def _function() -> Any:
         """(tokens, 1): JSD_beta of each, of chunks of logits that are made anew for the gradient."""
 
         @staticmethod
-        def forward(ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, how: _Comparing) -> Tensor:
+        def forward(ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, how: _JSDInputs) -> Tensor:
             policy = _Head(flat, None if weight is None else weight.to(how.compute), bias)
             made = torch.zeros((len(flat), 1), dtype=_wide(flat[:0]).dtype, device=flat.device)
             for part in how.chunks(len(flat)):
-                made[part, 0] = _divergence(*how.laws(policy, part), how.beta)
+                made[part, 0] = _divergence(*how.log_probs(policy, part), how.beta)
             ctx.save_for_backward(flat, weight, bias)
             ctx.how = how
             return made
@@ -324,11 +324,11 @@ def _function() -> Any:
         @staticmethod
         def backward(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
             flat, weight, bias = ctx.saved_tensors
-            how: _Comparing = ctx.how
+            how: _JSDInputs = ctx.how
             policy = _Head(flat, None if weight is None else weight.to(how.compute), bias)
             gradients = HeadGradients(flat, policy.weight, ctx.needs_input_grad, weight, bias)
             for part in how.chunks(len(flat)):
-                slopes = _slopes(*how.laws(policy, part), how.beta).mul_(upstream[0][part]).div_(how.temperature)
+                slopes = _slopes(*how.log_probs(policy, part), how.beta).mul_(upstream[0][part]).div_(how.temperature)
                 slopes = gradients.narrowed(torch.nn.functional.pad(slopes, (0, policy.vocabulary - how.width)))
                 gradients.add(part, slopes)
                 del slopes
@@ -340,7 +340,7 @@ def _function() -> Any:
 def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     """JSD_beta(teacher || student), nats, of each place: (...) of logits (..., vocabulary).
 
-    Tables of one tokenizer may be padded to different widths: the laws are of the tokens that both have.
+    Tables of one tokenizer may be padded to different widths: the distributions are over the tokens that both have.
     """
     import torch
 

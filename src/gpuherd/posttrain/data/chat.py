@@ -69,7 +69,7 @@ class ChatTokenizer:
     def tokens(self, conversation: Conversation) -> ChatTokens:
         """The conversation as tokens. Raises UsageError with the turn where the template can't write it, or writes it
         otherwise than the policy would see it."""
-        tools, turns = self._plain(conversation.messages, conversation.tools)
+        tools, turns = self._defused_turns(conversation.messages, conversation.tools)
         places = conversation.imitated
         text, without = self._written(turns, tools)
         if without is not None:  # the system's turn now stands in the user's
@@ -84,11 +84,11 @@ class ChatTokenizer:
 
     def prompt(self, messages: Turns, tools: Sequence[Any]) -> tuple[int, ...]:
         """What stands before an answer, as ``tokens`` has it. Raises UsageError where the template can't write it."""
-        schemas, turns = self._plain(messages, tools)
+        schemas, turns = self._defused_turns(messages, tools)
         _, without = self._written(turns, schemas)
         return self._ids(self._render(turns if without is None else without, schemas, ready=True))
 
-    def _plain(self, messages: Turns, tools: Sequence[Any]) -> tuple[list[Any], Turns]:
+    def _defused_turns(self, messages: Turns, tools: Sequence[Any]) -> tuple[list[Any], Turns]:
         """Tools and turns with control tokens taken apart that are written out in them."""
         turns = [{**self._defused(each, self._controls_of(each)), "role": each["role"]} for each in messages]
         return [self._defused(each, self._controls) for each in tools], turns

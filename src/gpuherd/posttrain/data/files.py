@@ -141,9 +141,9 @@ def _parse_answer(row: Mapping[str, Any]) -> ParsedRow:
 
 def _parse_conversation(found: Conversation, name: Any) -> ParsedRow:
     """Its last answer, behind what stands before it. Raises BadRow."""
-    place = found.imitated[-1] if found.asked is None else found.asked
+    place = found.imitated[-1] if found.last_answer is None else found.last_answer
     before, last = found.messages[:place], found.messages[place]
-    answers = () if found.asked is None else last["content"]
+    answers = () if found.last_answer is None else last["content"]
     plain = not found.tools and not any(each.keys() - {"role", "content"} for each in (*before, last))
     if plain and found.imitated == (place,):
         return _asking(_messages(before, "messages"), answers, name)

@@ -43,7 +43,7 @@ class Conversation:
         return tuple(place for place, each in turns if each["role"] == "assistant" and place >= max(1, self.first))
 
     @property
-    def asked(self) -> int | None:
+    def last_answer(self) -> int | None:
         """The place of the last of these turns that says something and calls no tool; None where none does."""
         said = [self.messages[place] for place in self.imitated]
         plain = [place for place, each in zip(self.imitated, said, strict=True) if _says_something(each)]

@@ -369,6 +369,10 @@ class Prompting:
         self._controls = control_texts(tokenizer)
 
     @cached_property
+    def _conversations(self) -> ChatTokenizer:
+        return ChatTokenizer(self._tokenizer)
+
+    @cached_property
     def opened(self) -> str:
         """The tag of the thought that the chat template opens before each answer; empty where it opens none."""
         return opened_thought(self._tokenizer) if self.chat else ""
@@ -380,7 +384,7 @@ class Prompting:
             if not self.chat:
                 raise UsageError(f"problem {problem.id} is a conversation: set generation.use_chat_template=true")
             told = json.loads(problem.chat)
-            return ChatTokenizer(self._tokenizer).prompt(told["messages"], told["tools"])
+            return self._conversations.prompt(told["messages"], told["tools"])
         if self.chat:
             turns = problem.messages or (("user", problem.prompt),)
             return self.of_messages([{"role": role, "content": content} for role, content in turns])

@@ -53,7 +53,7 @@ _BOUNDLESS = GpuSpec("0", "", total=0, free=1 << 60)
 
 
 _FLOAT32 = 4
-# Bytes of two laws over the vocabulary, their mixture and what is made of them, of a chunk of tokens (algos.distill).
+# Bytes of two distributions of a chunk of tokens, their mixture and what is computed from them (algos.distill).
 _COMPARED = 2 * _FLOAT32 * CHUNK_NUMBERS
 _BEYOND_16_BITS = 2  # bytes a number: planners count a reward model in 16 bits, and a proxy scores in 32
 # Types of models whose logits are what their head answers, as ``engine.log_probs`` needs it to compute them in chunks.
@@ -201,8 +201,8 @@ class Memory:
         algorithm, asked = choice.make(), choice.gpus
         memory += _COMPARED // MIB if algorithm.frozen_models else 0
         for frozen_model in algorithm.frozen_models:
-            beside, alone = self._frozen(frozen_model, job)
-            memory = max(memory, alone) if algorithm.frozen_apart else memory + beside
+            added, own_gpu = self._frozen(frozen_model, job)
+            memory = max(memory, own_gpu) if algorithm.frozen_apart else memory + added
             self._refuse(memory, f"{architecture.model} and {frozen_model}", choice.gpus)
         shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
         told = f"{job.method.upper()} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
@@ -219,8 +219,8 @@ class Memory:
         return StepRequest(gpus, memory, f"{told}: {gib(memory * MIB)}{each}")
 
     def _frozen(self, model: str, job: TrainingJob) -> tuple[int, int]:
-        """What a frozen model takes that reads the answers of a micro-batch, in MB: beside another one, and on a GPU of
-        its own. Of a head that is not plain the logits of all their tokens are there, in float32 at most."""
+        """What a frozen model takes that reads the answers of a micro-batch, in MB: next to another model, and on a GPU
+        of its own. Of a head that is not plain the logits of all their tokens are there, in float32 at most."""
         architecture, precision = read_with_precision(model, None)
         load = Workload(job.batch, job.prompt_tokens + job.new_tokens, 1)
         plain = architecture.model_type in PLAIN_HEADS
