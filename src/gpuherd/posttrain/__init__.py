@@ -11,6 +11,7 @@ from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.algos.registry import PostTrainingAlgorithms, ValueGuidedAlgorithms
+    from gpuherd.posttrain.engine.callbacks import TrainEvent
     from gpuherd.posttrain.runs.guide_names import (
         GPUManager,
         ParallelDataGenerator,
@@ -24,6 +25,7 @@ __all__ = [
     "ParallelDataGenerator",
     "ParallelJobExecutor",
     "PostTrainingAlgorithms",
+    "TrainEvent",
     "TrainingJob",
     "ValueGuidedAlgorithms",
     "get_gpu_manager",
@@ -34,6 +36,7 @@ _HOME_OF = {
     "get_gpu_manager": "runs.guide_names",
     "ParallelDataGenerator": "runs.guide_names",
     "ParallelJobExecutor": "runs.guide_names",
+    "TrainEvent": "engine.callbacks",
     "TrainingJob": "runs.plan",
     "PostTrainingAlgorithms": "algos.registry",
     "ValueGuidedAlgorithms": "algos.registry",

@@ -39,6 +39,8 @@ class Problem:
         hidden: what the reward needs besides and the policy never sees (tests of code, a graph).
         messages: role and content of the conversation before the answer, where it is more than one message of the
             user's; a chat template writes these, and ``prompt`` is their texts with blank lines between them.
+        chat: the same of a conversation with tools, calls or turns out of order, which ``messages`` can't say: JSON of
+            ``messages`` and ``tools`` as chat templates take them.
     """
 
     id: str
@@ -46,6 +48,7 @@ class Problem:
     answers: tuple[str, ...] = ()
     hidden: Mapping[str, str] = field(default_factory=dict)
     messages: tuple[tuple[str, str], ...] = ()
+    chat: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,8 +394,7 @@ class Algorithm(ABC):
         guided: its policies are the reference with a classifier, evaluated at each of several etas.
         on_policy: it learns by the log-probs of what it drew: see ``cut_draws``.
         off_policy: the rows of a round may have been collected with an older policy than the one that is trained.
-        memory: how the planner counts its training step; ``whole_logits``: its loss compares whole distributions, so
-            that the logits of all positions lie in memory.
+        memory: how the planner counts its training step.
         Options: the class of its options.
         options: those that it was made with.
     """
@@ -403,7 +405,6 @@ class Algorithm(ABC):
     on_policy: ClassVar[bool] = False
     off_policy: ClassVar[bool] = False
     memory: ClassVar[Method] = Method.SFT
-    whole_logits: ClassVar[bool] = False
     Options: ClassVar[type[Any]]
     options: Any
 
@@ -418,6 +419,11 @@ class Algorithm(ABC):
     @abstractmethod
     def policy(self, work: Training) -> Policy:
         """The policy that a finished training in ``work.folder`` stands for."""
+
+    def check(self, sampling: Sampling) -> tuple[str, ...]:  # noqa: ARG002 - of those that look at it
+        """Looks at its options with the draws of a run, before anything starts. Returns warnings of what is allowed and
+        seldom meant; raises UsageError, as options do, which begins with the option's name."""
+        return ()
 
     @property
     def collects(self) -> bool:
@@ -439,6 +445,11 @@ class Algorithm(ABC):
     def frozen_models(self) -> tuple[str, ...]:
         """Models besides policy and reference that lie in memory while it trains and read the policy's tokens."""
         return ()
+
+    @property
+    def frozen_apart(self) -> bool:
+        """Whether these lie on GPUs of their own, as many as it trains on."""
+        return False
 
     @property
     def collected_from(self) -> str | None:

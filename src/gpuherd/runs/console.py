@@ -40,7 +40,7 @@ def configure_console() -> None:
     logging.getLogger("gpuherd").setLevel(chosen_level())
 
 
-def warn_once(logger: logging.Logger, source: str, problem: Exception, message: str, *values: object) -> None:
+def warn_once(logger: logging.Logger, source: str, problem: BaseException, message: str, *values: object) -> None:
     """Logs a warning with the exception's traceback, once for each kind of exception and ``source`` of it."""
     kind = (source, type(problem).__name__)
     if kind not in _warned:

@@ -15,11 +15,13 @@ from tests.posttrain.algos.training_work import SAMPLING, curves, same, weights,
 from tests.posttrain.letters import Letters
 from tests.posttrain.policy_gradient.rollouts import MIXED
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.distill import Distill, Distillation, DistillOptions, generalised_jsd
+from gpuherd.posttrain.algos.distill import Distill, Distillation, DistillOptions, generalised_jsd, teacher_device
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.options import Stopped
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks, LossType
 from gpuherd.posttrain.types import Collecting, Policy, Precision, Rollout, Split
 
@@ -110,6 +112,98 @@ def test_loss_and_gradient_are_those_of_a_plain_loop(
     largest = max(float(each.abs().max()) for each in wanted.values())
     assert largest > 1e-4
     assert max(float((each - wanted[name]).abs().max()) for name, each in found.items()) < 1e-9 * max(1.0, largest)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_chunks_change_nothing_and_no_law_of_all_tokens_is_ever_there(
+    policy_model: Path, teacher: Path, beta: float
+) -> None:
+    """Neither forward nor backward, of the policy or of the teacher."""
+    from transformers import AutoModelForCausalLM
+
+    module, other = (AutoModelForCausalLM.from_pretrained(each) for each in (policy_model, teacher))
+    other.requires_grad_(False)
+    vocabulary = module.config.vocab_size
+    tokens = sum(sum(each.by_policy) for each in MIXED)
+    found = []
+    for chunk in (2, 3, tokens):
+        module.zero_grad()
+        how = Distillation(module, other, "cpu", 0.8, LossType.DAPO, 7, beta, chunk=chunk)
+        how.loss(MIXED[:1])  # heads are looked at once
+        with _Widest(vocabulary) as widest:
+            loss = how.loss(MIXED).total
+            loss.backward()  # type: ignore[no-untyped-call]
+        assert widest.rows == chunk
+        found.append((loss.detach(), [each.grad.clone() for each in module.parameters() if each.grad is not None]))
+    for loss, gradients in found[1:]:
+        torch.testing.assert_close(loss, found[0][0], rtol=1e-5, atol=0)
+        for one, other_one in zip(gradients, found[0][1], strict=True):
+            torch.testing.assert_close(one, other_one, rtol=1e-4, atol=1e-6)
+
+
+class _Widest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most rows of any tensor of numbers over the vocabulary that an operation returns, but the head's weight."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows, self._vocabulary = 0, vocabulary
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 1 and not _is_view(each, args):
+                self.rows = max(
+                    self.rows, each.numel() // self._vocabulary if each.shape[-1] == self._vocabulary else 0
+                )
+        return made
+
+
+def _is_view(made: Tensor, args: Any) -> bool:
+    """Such as a transposed weight, which is no law."""
+    return any(isinstance(each, Tensor) and each.data_ptr() == made.data_ptr() for each in args)
+
+
+def test_a_model_whose_head_is_not_plain_has_the_same_loss(policy_model: Path, teacher: Path) -> None:
+    """Its logits come whole, of the tokens that are asked for."""
+    from transformers import AutoModelForCausalLM
+
+    losses = []
+    for plain in (True, False):
+        module, other = (
+            AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (policy_model, teacher)
+        )
+        if not plain:
+            for each in (module, other):
+                each.lm_head = torch.nn.Sequential(each.lm_head)
+                each.get_output_embeddings = lambda each=each: each.lm_head
+        how = Distillation(module, other.requires_grad_(False), "cpu", 0.8, LossType.GRPO, 7, 0.5, chunk=2)
+        loss = how.loss(MIXED).total
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradient = module.get_input_embeddings().weight.grad
+        losses.append((float(loss.detach()), gradient))
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-12)
+    torch.testing.assert_close(losses[0][1], losses[1][1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_teacher_elsewhere_teaches_the_same_to_the_bit(policy_model: Path, teacher: Path, tmp_path: Path) -> None:
+    """On a CPU another place is the same memory; what is given to it and comes back goes the same way."""
+    same_place, own = Distill(options(teacher)), Distill(options(teacher, teacher_device="own"))
+    assert own.frozen_apart and not same_place.frozen_apart
+    same_place.train(work(policy_model, tmp_path / "same"))
+    own.train(work(policy_model, tmp_path / "own"))
+    assert curves(tmp_path / "same") == curves(tmp_path / "own")
+    assert same(tmp_path / "same/model", tmp_path / "own/model")
+
+
+def test_the_teachers_gpu_is_behind_those_of_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert teacher_device(World.single("cpu")) == "cpu"
+    assert teacher_device(World.single("cuda:0")) == "cuda:1"
+    assert [teacher_device(World(rank, 2, rank, f"cuda:{rank}", "nccl")) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UsageError, match=r"teacher_device=own: .* are 2, and torch sees 1; show it more"):
+        teacher_device(World.single("cuda:0"))
 
 
 def options(teacher: Path, **change: Any) -> DistillOptions:

@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 FROM_0 = {
     *("weight_decay", "warmup_steps", "num_workers", "bc_weight", "world_model_weight", "label_smoothing"),
     *("rpo_weight", "kl_coef", "entropy_coef", "gamma", "gae_lambda", "validation_share", "lora.dropout"),
-    *("first_cut", "on_policy", "Distill.beta"),
+    *("first_cut", "on_policy", "Distill.beta", "max_resample_times"),
 }
 ANY = {"min_reward_threshold", "correct_bonus", "V_min"}
 # What has no default.
@@ -75,6 +75,11 @@ def test_numbers_out_of_range_are_refused_by_their_keys(name: str) -> None:
             {"clip_range_c": 1.1},
             "algos.GRPO.clip_range_c=1.1; the clip holds positive advantages at",
         ),
+        (
+            "GRPO",
+            {"max_resample_times": 1, "online": False},
+            "algos.GRPO.max_resample_times=1 with online=false: what was collected can't be drawn again",
+        ),
         ("PPO", {"loss_type": "gspo"}, "algos.PPO.loss_type=gspo: it clips the ratio of whole answers"),
         ("RLOO", {"num_iterations": 0}, "algos.RLOO.num_iterations=0; it is 1 or above"),
         ("Distill", {}, "algos.Distill.teacher is missing"),
@@ -94,6 +99,9 @@ def test_ranges_are_told_with_the_whole_key(name: str, values: dict[str, object]
 
 
 def test_the_ends_of_ranges_are_allowed() -> None:
-    read(algorithm_class("GRPO").Options, {"clip_range": 1.0, "samples_per_prompt": 2, "entropy_coef": 0})
+    read(
+        algorithm_class("GRPO").Options,
+        {"clip_range": 1.0, "max_resample_times": 0, "samples_per_prompt": 2, "entropy_coef": 0},
+    )
     read(algorithm_class("PPO").Options, {"clip_range_vf": None, "gamma": 0, "gae_lambda": 1})
     read(algorithm_class("REINFORCE").Options, {"samples_per_prompt": 1})

@@ -14,13 +14,14 @@ from tests.qa import small_models
 from tests.qa.conftest import made_once
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.rlcr import RLCR
 from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.preference_rows import Conversation
+from gpuherd.posttrain.data.preference_rows import Conversation, conversation_of
 from gpuherd.posttrain.data.registry import make_task
 from gpuherd.posttrain.envs.episodes import Turns
 from gpuherd.posttrain.envs.registry import SingleTurn
 from gpuherd.posttrain.preference.data import Demonstration, read_demonstrations
-from gpuherd.posttrain.preference.tokens import load_tokenizer
+from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 from gpuherd.posttrain.rollout.sampler import Prompting
 from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.questions import BadQuestions
@@ -153,11 +154,12 @@ def test_messages_and_completions_are_asked(tmp_path: Path) -> None:
         {"prompt": "a", "completion": "good"},
         {"messages": [user, assistant]},
         {"text": "no prompt"},
-        {"messages": [user, assistant, user, assistant]},
+        {"messages": [user]},
     ]
     task = make_task(file_of(tmp_path, rows))
     problems = [each for split in Split for each in task.problems(split, None, 0)]
     assert {each.prompt: each.answers for each in problems} == {"a": ("good",), "b": ("fine",)}
+    assert not any(conversation_of(each) for each in problems)  # one answer behind a prompt is all there is
 
 
 def test_a_folder_laid_out_like_a_data_set_of_the_hub(tmp_path: Path) -> None:
@@ -217,15 +219,78 @@ def test_a_prompt_may_be_a_conversation(tmp_path: Path, chatting: Path) -> None:
         assert Turns(tokenizer, chat=chat).prompt(shown) == prompts.of(problems["p"])
 
 
-def test_a_conversation_with_tools_is_no_problem_of_a_task(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+def says(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+def test_the_last_answer_of_a_conversation_is_asked_for_behind_the_others(tmp_path: Path, chatting: Path) -> None:
+    talk = [says("system", "Be brief."), says("user", "a"), says("assistant", "b"), says("user", "c")]
     rows: list[dict[str, Any]] = [
-        {"messages": turns},
-        {"messages": [turns[0], call]},
-        {"messages": turns, "tools": [{"name": "f"}]},
+        {"id": "silent", "messages": [says("user", "k"), CALL]},
+        {"id": "plain", "messages": [*talk, says("assistant", "d")]},
+        {"id": "open", "messages": [*talk, says("assistant", "d"), says("user", "never answered")]},
+        {"id": "twice", "messages": [says("user", "e"), says("user", "f"), says("assistant", "g")]},
+        {"id": "calls", "messages": [says("user", "h"), CALL, says("tool", "7"), says("assistant", "It is 7.")]},
+        {"id": "tools", "messages": [says("user", "i"), says("assistant", "j")], "tools": TOOLS},
+        {"id": "first", "messages": [says("user", "l"), says("assistant", "m"), says("user", "n"), CALL]},
     ]
-    for bad in rows[1:]:
-        with pytest.raises(BadQuestions, match="its conversation has tools, and tasks ask for a text"):
-            make_task(file_of(tmp_path, [bad])).problems(Split.TRAIN, None, 0)
-    assert len(make_task(file_of(tmp_path, rows[:1])).problems(Split.TRAIN, None, 0)) == 1
+    task = make_task(file_of(tmp_path, rows))
+    problems = {each.id: each for split in Split for each in task.problems(split, None, 0)}
+    assert problems.keys() == {row["id"] for row in rows} - {"open", "twice"}  # one asks as another; one is out of turn
+    plain = problems["plain"]
+    assert (plain.prompt, plain.answers, plain.chat) == ("Be brief.\n\na\n\nb\n\nc", ("d",), "")
+    assert plain.messages == tuple((each["role"], each["content"]) for each in talk)
+    told = {name: conversation_of(each) for name, each in problems.items()}
+    assert {name: each and each.imitated for name, each in told.items()} == {
+        "silent": (1,), "plain": (2, 4), "calls": (1, 3), "tools": (1,), "first": (1, 3),
+    }  # fmt: skip
+    assert {name: each.answers for name, each in problems.items() if each.chat} == {
+        "silent": (), "calls": ("It is 7.",), "tools": ("j",),
+    }  # fmt: skip
+    assert problems["first"].answers == ("m",) and problems["first"].prompt == "l"  # a call is no text to ask for
+    assert task.rewards([problems["calls"]] * 2, ["It is 7.", "8"])[0].value == 1
+
+    # What is asked is how the conversation begins that is imitated, token by token.
+    tokenizer = load_tokenizer(str(chatting))
+    prompting, writing = Prompting(tokenizer, chat=True), Writing(tokenizer, chat=True)
+    for name in ("plain", "tools"):
+        conversation = told[name]
+        assert conversation is not None
+        shown = writing.conversation(name, conversation)
+        whole, asked = (*shown.prompt_ids, *shown.ids), prompting.of(problems[name])
+        assert whole[: len(asked)] == asked
+    assert Conversation.from_json(told["calls"].to_json()) == told["calls"]  # type: ignore[union-attr]
+    for refused in (
+        lambda: Prompting(tokenizer, chat=False).of(problems["tools"]),
+        lambda: SingleTurn(task).make().reset(problems["tools"], 0),
+        lambda: RLCR().evaluated(task).problems(Split.TRAIN, None, 0),
+    ):
+        with pytest.raises(UsageError, match=r"problem \w+ is a conversation"):
+            refused()
+    with pytest.raises(BadQuestions, match="template is of one prompt, and its conversation has several turns"):
+        make_task(file_of(tmp_path, rows[4:5]), TaskOptions({"template": "Q: {prompt}"})).problems(Split.TRAIN, None, 0)
+
+
+def test_what_says_nothing_is_imitated_and_not_asked_for(tmp_path: Path) -> None:
+    rows = [{"messages": [says("user", f"call {number}"), CALL]} for number in range(20)]
+    task = make_task(file_of(tmp_path, rows))
+    assert [len(task.problems(split, None, 0)) for split in Split] == [16, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": []}, "line 1: its messages is neither a text nor a list of messages: it is empty"),
+        ({"messages": [says("user", "a"), says("bot", "b")]}, r"line 1: messages\[1\].role is 'bot', none of system,"),
+        ({"messages": [says("user", "a")]}, "line 1: it has no turn of the assistant behind another turn"),
+        ({"talk": [says("user", "a"), says("assistant", "b")]}, r"line 1: no column prompt \(or question\)"),
+        ({"messages": [says("user", "a"), {"role": "assistant"}]}, r"line 1: .* messages\[1\].content is missing"),
+    ],
+)
+def test_a_row_that_is_no_conversation_is_told_with_its_line(tmp_path: Path, row: Any, message: str) -> None:
+    with pytest.raises(BadQuestions, match=message):
+        make_task(file_of(tmp_path, [row])).problems(Split.TRAIN, None, 0)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.memory.training_meter import Meter
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.packing import PADDING, attention_mask, pack, plan, refusal
+from gpuherd.posttrain.data.packing import PADDING, attention_mask, mask_bytes, pack, plan, refusal
 
 NOT_TRAINED = -100
 LENGTHS = st.lists(st.integers(0, 16), max_size=40)
@@ -121,3 +122,18 @@ def test_models_that_look_further_than_a_mask_are_refused() -> None:
         (config(model_type="falcon_mamba"), "sdpa", "keep a state"),
     ):
         assert reason in (refusal(told, attention) or "")
+
+
+@pytest.mark.parametrize(("sequences", "dtype"), [(1, "float32"), (4, "float32"), (4, "bfloat16")])
+def test_what_a_mask_has_in_memory_is_what_is_planned(sequences: int, dtype: str) -> None:
+    import torch
+
+    kind = getattr(torch, dtype)
+    segments = torch.tensor([pack([100, 60, 40], 256, multiple=256)[0].segments] * sequences)
+    with Meter() as meter:
+        meter.add(segments)
+        before = meter.now
+        mask = attention_mask(segments, kind)
+        real = meter.peak - before
+    assert mask.shape == (sequences, 1, 256, 256)
+    assert real <= mask_bytes(sequences, 256, kind.itemsize) < 1.3 * real

@@ -43,6 +43,14 @@ def test_what_is_not_there_is_told(algorithm: str, training: Any, blocks: Any, t
         check_data(config(algorithm, training, **blocks))
 
 
+def test_callbacks_are_looked_at(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("class Watch:\n    def on_step(self, event): ...\n")
+    check_data(config("ppo", FEW, policy_env=ENV, callbacks=[f"{file}:Watch"]))
+    with pytest.raises(UsageError, match=r"callbacks: .*own\.py has no class Wotch; it has Watch"):
+        check_data(config("ppo", FEW, policy_env=ENV, callbacks=[f"{file}:Wotch"]))
+
+
 def test_a_reward_of_ones_own_is_looked_at(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("def score(completions):\n    return [0.0] * len(completions)\n")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from tests.posttrain.algos.training_work import work
+from tests.posttrain.letters import Letters
 
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.options import StepOptions, Stopped
@@ -26,8 +27,16 @@ def train(told: dict[str, Any]) -> None:
     steps = StepOptions(micro_batch_size=8, strategy=told["strategy"])
     left = iter([False] * (told["stop_after"] - 1) + [True]) if told["stop_after"] else None
     hooks = Hooks(stopping=None if left is None else left.__next__)
+    task = Letters(dull=told.get("dull", False))
     kind(kind.Options(**told["options"])).train(
-        work(Path(told["model"]), Path(told["folder"]), hooks=hooks, steps=steps, backend=BackendName(told["backend"]))
+        work(
+            Path(told["model"]),
+            Path(told["folder"]),
+            hooks=hooks,
+            steps=steps,
+            task=task,
+            backend=BackendName(told["backend"]),
+        )
     )
 
 

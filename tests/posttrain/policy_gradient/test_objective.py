@@ -17,7 +17,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine import log_probs
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
-from gpuherd.posttrain.policy_gradient.forward import answer_logits, batch_of, forward
+from gpuherd.posttrain.policy_gradient.forward import batch_of, forward
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
 from gpuherd.posttrain.policy_gradient.policy import ValuedPolicy
 from gpuherd.posttrain.rollout.mismatch import Correction
@@ -209,7 +209,8 @@ def test_a_pass_is_that_over_whole_logits(policy_model: Path, monkeypatch: pytes
         kept = batch.by_policy
         return dict(gradients((log_probs[kept].exp() - 0.1 * entropies[kept]).sum(), module))
 
-    laws = torch.log_softmax(answer_logits(module, batch, TEMPERATURE), dim=-1)
+    logits = module(**log_probs.model_inputs(module, batch.ids, batch.mask)).logits
+    laws = torch.log_softmax(logits[:, -batch.answers.shape[1] - 1 : -1] / TEMPERATURE, dim=-1)
     whole = laws.gather(2, batch.answers[..., None])[..., 0], -(laws.exp() * laws).sum(dim=-1)
     wanted = slopes(*whole)
     vocabulary = laws.shape[-1]

@@ -21,7 +21,8 @@ from tests.patience import wait_until
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.rewards import isolation
 from gpuherd.posttrain.rewards import sandbox as sandboxes
-from gpuherd.posttrain.rewards.sandbox import Limits, Mode, NoProtection, Outcome, Sandbox, Work
+from gpuherd.posttrain.rewards.isolation import Mode
+from gpuherd.posttrain.rewards.sandbox import Limits, NoProtection, Outcome, Sandbox, Work
 
 MB = 1 << 20
 

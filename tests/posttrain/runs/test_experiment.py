@@ -34,7 +34,7 @@ from gpuherd.posttrain.runs.folder import (
     unfinished,
 )
 from gpuherd.posttrain.runs.options import RoundsOptions
-from gpuherd.posttrain.runs.plan import Phase, combinations_of
+from gpuherd.posttrain.runs.plan import Phase, StepRequest, combinations_of
 from gpuherd.posttrain.runs.prepare import prepare, refuse_others, vocabulary
 from gpuherd.posttrain.runs.render import end_lines
 from gpuherd.posttrain.runs.settings import Settings
@@ -117,6 +117,9 @@ def test_a_training_asks_for_what_its_options_take(
     assert 20 < plain < 60  # 6.4 GB of weights, as much of gradients, twice as much of the optimiser
     assert memory_gb("GRPO", kl_coef=0.1) - plain == pytest.approx(6, abs=0.5)  # the reference
     assert memory_gb("GRPO", kl_coef=0.0, lora={"r": 8}) < plain / 2
+    # Of packed rows a mask of each sequence: prompt and answer squared, and 6 bytes for each.
+    sft, packed = (memory_gb("SFT", packing=packing) for packing in (False, True))
+    assert sft < packed < sft + 0.1
     assert memory_gb("GRPO-HF") > plain + 5  # the proxy
     assert memory_gb("QSharp") > plain + 20  # its weights are float32 while it learns
     # A head of kind Q is as wide as the vocabulary: weights, gradients twice, two states, 4 bytes each.
@@ -144,6 +147,20 @@ def test_draws_that_are_cut_are_warned_about_where_it_matters(make_settings: Mak
     assert "set generation.top_p=1 and generation.top_k=0" in both
     assert "warning" not in told(1.0, GRPO={})
     assert "warning" not in told(0.9, QSharp={}, REINFORCE={"greedy": True})
+
+
+def test_options_that_are_seldom_meant_are_warned_about_with_their_keys(make_settings: MakeSettings) -> None:
+    def told(**options: object) -> str:
+        settings = make_settings(algos={"mine": {"algorithm": "GRPO", **options}}, rounds_of_training=1)
+        console = Console(file=io.StringIO(), width=200)
+        RoundsExperiment(settings, DRY, console=console, simulate=True).run()
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    warned = told(loss_type="gspo", clip_range=0.2)
+    assert warned.count("warning: algos.mine.clip_range=0.2, 0.2 above 1, with loss_type=gspo") == 1
+    assert "warning" not in told(loss_type="gspo")
+    with pytest.raises(UsageError, match=r"^algos.mine.overlong_buffer=5000; an answer has \d+ tokens at most$"):
+        told(overlong_buffer=5000)
 
 
 def test_a_run_that_can_not_go_on_says_so() -> None:
@@ -422,6 +439,27 @@ def test_a_teacher_is_looked_at_before_rounds_begin(
     assert memory_gb(large, Phase.COLLECT) - memory_gb(reference, Phase.COLLECT) == pytest.approx(12.8, abs=1.5)
     # The answers are scored by no model: the policy is tiny, and 3.2 billion numbers lie beside it in bfloat16.
     assert memory_gb(large) - memory_gb(reference) == pytest.approx(6.4, abs=1)
+
+
+def test_a_teacher_of_its_own_gpu_is_counted_there(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
+    standin("4x80GB")
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+
+    def training(gpus: int = 1, **options: object) -> StepRequest:
+        algos = {"Distill": {"teacher": large, "gpus": gpus, "batch_size": 4, **options}}
+        plan = dry(make_settings(algos=algos, rounds_of_training=1)).plan
+        return next(each.asked for each in plan if each.step.phase is Phase.TRAIN)
+
+    beside, apart = training(), training(teacher_device="own")
+    assert (beside.gpus, apart.gpus, training(2, teacher_device="own").gpus) == (1, 2, 4)
+    assert apart.memory_mb < beside.memory_mb  # the policy and what it computes are on the other one
+    assert apart.memory_mb > 6.4 * 1000
+    assert "large on another" in apart.sentence
+    standin("1x80GB")
+    with pytest.raises(JobCannotFit, match="it trains on 2 GPUs together, and there are 1"):
+        training(teacher_device="own")
 
 
 def test_a_data_set_without_right_and_wrong_is_no_ground_for_rlcr(make_settings: MakeSettings) -> None:

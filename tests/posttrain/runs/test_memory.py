@@ -9,13 +9,17 @@ import pytest
 import torch
 from tests.models.memory.training_meter import Meter, autocast
 from tests.models.memory.training_models import architecture
+from tests.posttrain.policy_gradient.rollouts import rollout
 
 from gpuherd.models.memory.kv_cache import Reserve
 from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrecision
 from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.posttrain.algos import distill
 from gpuherd.posttrain.engine import log_probs
-from gpuherd.posttrain.engine.log_probs import _ends_with, _head_of, token_log_probs
+from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS, _ends_with, _head_of, token_log_probs
+from gpuherd.posttrain.policy_gradient.algorithm import LossType
+from gpuherd.posttrain.runs import memory
 from gpuherd.posttrain.runs.memory import PLAIN_HEADS
 
 NOTHING, BIG = Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50)
@@ -81,6 +85,40 @@ def test_a_chunked_loss_holds_what_is_planned(
     assert ours < 1.35 * real
     if positions < ROWS * NEW:  # else the chunk is the whole logits
         assert ours - real < whole - real
+
+
+@pytest.mark.parametrize("positions", [24, 1000])
+def test_laws_that_are_compared_in_chunks_hold_what_is_planned(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Distill adds to a training whose log-probs are chunked: the teacher, and what ``Memory`` counts of laws."""
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(log_probs, "CHUNK_NUMBERS", positions * VOCABULARY)
+    monkeypatch.setattr(distill, "_CHUNK", positions * VOCABULARY // 4)
+    config = llama()
+    policy, teacher = (AutoModelForCausalLM.from_config(config) for _ in range(2))
+    answer = tuple(range(5, 5 + NEW))
+    rollouts = [rollout(range(5, 5 + PROMPT), answer, problem=f"p{number}") for number in range(ROWS)]
+    how = distill.Distillation(policy, teacher.requires_grad_(False), "cpu", 1.0, LossType.DAPO, NEW, 0.5)
+    how.loss(rollouts[:1])  # heads are looked at once
+    with Meter() as meter:
+        weights = [each for model in (policy, teacher) for each in model.parameters()]
+        for tensor in weights:
+            meter.add(tensor)
+        how.loss(rollouts).total.backward()  # type: ignore[no-untyped-call]
+        real = meter.peak
+    job = TrainingJob(
+        method=Method.GRPO, precision=TrainingPrecision.FP32, batch=ROWS, prompt_tokens=PROMPT, new_tokens=NEW,
+        checkpointing=False, reference=False, sampled=1, loss="chunked", chunk=positions * VOCABULARY,
+    )  # fmt: skip
+    moments = training_usage(architecture(config), job, NOTHING, BIG).moments
+    alone = max(each.total - each.optimiser for each in moments if each.name not in ("generating", "optimiser step"))
+    compared = memory._COMPARED // CHUNK_NUMBERS * positions * VOCABULARY
+    logits = 4 * min(positions, ROWS * NEW) * VOCABULARY
+    planned = alone + sum(each.nbytes for each in teacher.parameters()) + compared + logits
+    assert real <= planned
+    if positions < ROWS * NEW:
+        assert planned < 1.35 * real
+        assert real < planned - compared - logits + 4 * ROWS * NEW * VOCABULARY  # less than one law of all tokens
 
 
 def test_logits_of_the_types_that_are_planned_so_are_what_their_head_answers() -> None:

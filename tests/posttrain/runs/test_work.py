@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from tests.posttrain import tiny
 from tests.posttrain.eval.first_letter import FirstLetter
 from tests.posttrain.runs.conftest import MakeSettings
+from tests.qa import small_models
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.eval.results import read_result
+from gpuherd.posttrain.preference.tokens import load_tokenizer
 from gpuherd.posttrain.runs.folder import (
     RoundsDirectory,
     RunRecord,
@@ -26,7 +29,7 @@ from gpuherd.posttrain.runs.folder import (
 )
 from gpuherd.posttrain.runs.plan import Phase, Step, combinations_of
 from gpuherd.posttrain.runs.prepare import prepare
-from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.runs.settings import Settings, absolute
 from gpuherd.posttrain.runs.work import (
     BadRows,
     Work,
@@ -196,6 +199,111 @@ def test_a_share_of_answers_is_the_teachers_and_the_policy_comes_nearer(
     lines = read_curves(folder.model("Distill", "sums", "tiny", 0))
     assert len(lines) == 6 and lines[-1]["jsd"] < lines[0]["jsd"] and {line["own"] for line in lines} == {0.5}
     do(work(folder, record, "Distill_sums_tiny_r0_evaluate"))
+
+
+WITH_CALLS = small_models.CHAT_TEMPLATE.replace(
+    "<|end|>",
+    "{% for call in message['tool_calls'] or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<|end|>",
+)
+
+
+def conversations(count: int) -> list[dict[str, Any]]:
+    """Of two answers each, and of every third a call of a tool between them."""
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {"city": "Rome"}}}]}
+    rows = []
+    for number in range(count):
+        talk = [("user", f"What is {number}?"), ("assistant", "Paris."), ("user", "Sure?"), ("assistant", "Yes.")]
+        messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in talk]
+        if number % 3 == 0:
+            messages[3:3] = [call, {"role": "tool", "content": "Rome"}]
+        rows.append({"id": f"talk {number}", "messages": messages})
+    return rows
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_conversations_of_several_answers_are_imitated_and_their_last_answers_asked_for(
+    make_settings: MakeSettings, tmp_path: Path, packing: bool
+) -> None:
+    chatting = tmp_path / "chatting"
+    small_models.random_llama(chatting, chat=WITH_CALLS)
+    file = tmp_path / "talks.jsonl"
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in conversations(20)))
+    options = {"lr": 5e-3, "epochs": 4, "batch_size": 4, "packing": packing}
+    settings = make_settings(
+        algos={"SFT": options},
+        models={"tiny": {"reference": str(chatting)}},
+        datasets={"talks": {"task": str(file)}},
+        generation={"max_new_tokens": 4, "batch_size": 3, "use_chat_template": True},
+        rounds_of_training=1,
+    )
+    folder, record = begun(settings, tmp_path / "run")
+    for shard in range(2):
+        do(work(folder, record, f"SFT_talks_tiny_r0_collect_{shard}"))
+    train = work(folder, record, "SFT_talks_tiny_r0_train")
+    rows = [each for each in rows_of_rounds(train)[0] if isinstance(each, Rollout)]
+    assert len(rows) == len(train.problems) == 16
+    tokenizer = load_tokenizer(str(chatting))
+    for row in rows:
+        learnt = tokenizer.decode([token for token, own in zip(row.ids, row.by_policy, strict=True) if own])
+        call = '<tool_call>{"name": "look_up", "arguments": {"city": "Rome"}}</tool_call><|end|>'
+        assert learnt in ("Paris.<|end|>Yes.<|end|>", f"Paris.<|end|>{call}Yes.<|end|>")
+        assert "What is" in tokenizer.decode(row.prompt_ids) and "Sure?" not in learnt and row.reward == 1
+    do(train)
+    lines = read_curves(folder.model("SFT", "talks", "tiny", 0))
+    assert len(lines) == 16 and lines[-1]["loss"] < lines[0]["loss"] / 2
+    do(work(folder, record, "SFT_talks_tiny_r0_evaluate"))
+    result = read_result(folder.result("SFT", "tiny", "talks", 0, "talks"))
+    assert result is not None and result.own.metrics.problems == 2
+
+
+def test_conversations_that_can_not_be_trained_on_are_refused_before_anything_starts(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    chatting, file = tmp_path / "chatting", tmp_path / "talks.jsonl"
+    small_models.random_llama(chatting, chat=small_models.CHAT_TEMPLATE)
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {}}}]}
+    silent = [{"messages": [{"role": "user", "content": f"call {number}"}, call]} for number in range(3)]
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in [*silent, *conversations(20)]))
+
+    def prepared(*, template: bool = True, model: Path = chatting, **algos: Any) -> None:
+        prepare(
+            make_settings(
+                algos=algos,
+                models={"tiny": {"reference": str(model)}},
+                datasets={"talks": {"task": str(file)}},
+                generation={"max_new_tokens": 4, "use_chat_template": template},
+            )
+        )
+
+    prepared(SFT={})
+    with pytest.raises(UsageError, match=r"talks: 18 of its problems are .*; set generation.use_chat_template"):
+        prepared(SFT={}, template=False)
+    with pytest.raises(UsageError, match=r"datasets.talks: .*has no chat template"):
+        prepared(SFT={}, model=tiny.tiny_llama(tmp_path / "plain"))
+    with pytest.raises(UsageError, match=r"in 3 the assistant calls tools alone: SFT learns .* GRPO can't ask"):
+        prepared(SFT={}, GRPO={})
+    with pytest.raises(UsageError, match=r"in 3 the assistant calls tools alone.* SFT can't ask"):
+        prepared(SFT={"source": "samples"})
+
+
+def test_callbacks_are_called_in_a_trainings_job(make_settings: MakeSettings, tmp_path: Path) -> None:
+    file = tmp_path / "watch.py"
+    file.write_text(
+        "import pathlib\nclass Watch:\n    def on_end(self, event):\n"
+        "        pathlib.Path(__file__).with_suffix('.end').write_text(str(event.path))\n"
+    )
+    options = {"batch_size": 4, "samples_per_prompt": 2, "max_steps": 1}
+    told = make_settings(algos={"GRPO": options}, rounds_of_training=1)
+    settings = absolute(replace(told, callbacks=(f"{file}:Watch",)))
+    assert settings.identity() == told.identity()  # what comes out is the same
+    folder, record = begun(settings, tmp_path / "run")
+    assert record.settings.callbacks == (f"{file}:Watch",)
+    do(work(folder, record, "GRPO_sums_tiny_r0_train"))
+    model = folder.model("GRPO", "sums", "tiny", 0) / "model"
+    assert file.with_suffix(".end").read_text() == str(model) and model.is_dir()
+    with pytest.raises(UsageError, match=r"callbacks: .*watch.py has no class Wotch; it has Watch"):
+        prepare(replace(settings, callbacks=(f"{file}:Wotch",)))
 
 
 def test_an_algorithm_is_evaluated_as_it_asks(make_settings: MakeSettings, tmp_path: Path) -> None:

@@ -1,29 +1,37 @@
 """On-policy distillation: the policy answers, and a teacher says of each of its tokens how it would have gone on.
 
-Agarwal et al. 2024, "On-Policy Distillation of Language Models" (GKD, arXiv 2306.13649). With P the teacher's law of a
-token over the whole vocabulary and Q the policy's, behind the same tokens, the loss of a token is the generalised
-Jensen-Shannon divergence
+Agarwal et al. 2024, "On-Policy Distillation of Language Models" (GKD, arXiv 2306.13649). With P the teacher's
+distribution of a token over the whole vocabulary and Q the policy's, behind the same tokens, the loss of a token is the
+generalised Jensen-Shannon divergence
 
     JSD_beta = beta KL(P || M) + (1 - beta) KL(Q || M)        M = beta P + (1 - beta) Q
 
 with its limits (of JSD / beta and JSD / (1 - beta)) at both ends: beta 0 is KL(P || Q), forward, beta 1 is KL(Q || P),
 reverse. Gradients go through Q alone, not through the draws. Of each step's problems the policy itself answers a share
 ``on_policy``; to the others there are answers that the teacher gave before. A teacher with other tokens is refused:
-P and Q would be laws of different things.
+P and Q would be distributions over different things.
+
+The distributions are compared a chunk of tokens at a time: hidden states of policy and teacher are kept, and no more
+than a chunk of logits is there at once, forward and backward. The teacher may lie on a GPU of its own
+(``teacher_device``); the logits of a chunk are what comes over.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import register
+from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS, HeadGradients, Reading, chunk_logits, head_dtype, read
 from gpuherd.posttrain.engine.options import check_range
-from gpuherd.posttrain.policy_gradient.algorithm import LossType, PolicyGradient, SamplingOptions, collected
-from gpuherd.posttrain.policy_gradient.forward import answer_logits, batch_of
+from gpuherd.posttrain.policy_gradient.algorithm import LATER, LossType, PolicyGradient, SamplingOptions, collected
+from gpuherd.posttrain.policy_gradient.forward import Batch, batch_of
 from gpuherd.posttrain.policy_gradient.objective import summed, sums_of, total_weight
 from gpuherd.posttrain.policy_gradient.plan import digest_of, grouped
 from gpuherd.posttrain.types import Collecting, Policy, Problem, Rollout, Row, Training
@@ -32,7 +40,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpuherd.posttrain.engine.trainee import Loss
+    from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
+
+# Numbers of a chunk of logits: a quarter of others', since P, Q, M and parts of them are there at once.
+_CHUNK = CHUNK_NUMBERS // 4
+
+
+class TeacherDevice(StrEnum):
+    """Where the teacher lies."""
+
+    SAME = "same"  # on the policy's
+    OWN = "own"  # on a GPU of its own for each process: the training asks for twice as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +62,14 @@ class DistillOptions(SamplingOptions):
         teacher: an id of the Hub or a folder, of a model with the policy's tokens; frozen, in its checkpoint's dtype.
         beta: of the divergence: 0 forward KL, 1 reverse KL.
         on_policy: the share of problems that the policy answers while it trains; the others' answers are collected.
+        teacher_device: where the teacher lies. It changes no loss.
     """
 
     teacher: str
     samples_per_prompt: int = 1
     beta: float = 0.5
     on_policy: float = 1.0
+    teacher_device: TeacherDevice = field(default=TeacherDevice.SAME, metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +87,6 @@ class Distill(PolicyGradient):
     aliases: ClassVar[tuple[str, ...]] = ("distillation", "gkd")
     on_policy: ClassVar[bool] = False  # no log-prob of a draw has a part in the loss
     off_policy: ClassVar[bool] = True
-    whole_logits: ClassVar[bool] = True
     Options: ClassVar[type[DistillOptions]] = DistillOptions
     options: DistillOptions
 
@@ -84,6 +104,11 @@ class Distill(PolicyGradient):
     def frozen_models(self) -> tuple[str, ...]:
         """The teacher."""
         return (self.options.teacher,)
+
+    @property
+    def frozen_apart(self) -> bool:
+        """Where the teacher has GPUs of its own."""
+        return self.options.teacher_device == TeacherDevice.OWN
 
     @property
     def collected_from(self) -> str:
@@ -112,7 +137,8 @@ class Distill(PolicyGradient):
         from gpuherd.posttrain.rollout.loading import load_anew
 
         options, work = self.options, trainer.work
-        teacher = load_anew(options.teacher, replace(work.precision, dtype=None), trainer.device).module
+        place = teacher_device(trainer.world) if self.frozen_apart else trainer.device
+        teacher = load_anew(options.teacher, replace(work.precision, dtype=None), place).module
         objective = Distillation(
             trainer.trainee.module,
             teacher.requires_grad_(False),
@@ -121,6 +147,7 @@ class Distill(PolicyGradient):
             options.loss_type,
             work.sampling.max_new_tokens,
             options.beta,
+            place,
         )
         known = _of_problems(work.rows) if self.collects else {}
         for step in trainer.steps():
@@ -158,6 +185,8 @@ class Distillation:
     Attributes:
         temperature: of the sampling, for both.
         most_tokens: of an answer, for Dr. GRPO's divisor.
+        teacher_device: where the teacher lies, if not on ``device``.
+        chunk: tokens whose distributions are there at once; None: as many as ``_CHUNK`` numbers are.
     """
 
     module: Any
@@ -167,26 +196,26 @@ class Distillation:
     loss_type: LossType
     most_tokens: int
     beta: float
+    teacher_device: str | None = None
+    chunk: int | None = None
 
     def loss(self, rollouts: Sequence[Rollout]) -> Loss:
         """The sum over these rollouts that ``Trainee.step`` divides by the sum of ``weight``; its figure ``jsd`` is the
         mean over tokens, in nats."""
         import torch
-        from torch.utils.checkpoint import checkpoint
 
         from gpuherd.posttrain.engine.trainee import Loss
 
-        batch = batch_of(rollouts, self.device)
+        place = self.teacher_device or self.device
+        theirs = batch_of(rollouts, place)
+        asked = _Hidden(theirs.ids, theirs.mask, _chosen(theirs))
         with torch.no_grad():
-            theirs = answer_logits(self.teacher, batch, self.temperature)
-        ours = answer_logits(self.module, batch, self.temperature)
-        # Row by row, and computed again for the gradient: never more than one answer's laws in float32 at once.
-        rows = [
-            checkpoint(generalised_jsd, mine, other, self.beta, use_reentrant=False, preserve_rng_state=False)
-            for mine, other in zip(ours, theirs, strict=True)
-        ]
-        per_token = torch.stack(rows)
-        total = summed(torch.where(batch.by_policy, per_token, 0.0), batch.by_policy, self.loss_type)
+            read(self.teacher, asked, theirs.ids, theirs.mask)
+        batch = batch_of(rollouts, self.device)
+        reading = _Divergences(batch.ids, batch.mask, _chosen(batch), asked.head, self)
+        found, _ = read(self.module, reading, batch.ids, batch.mask)
+        per_token = found[:, -batch.answers.shape[1] :, 0]
+        total = summed(per_token, batch.by_policy, self.loss_type)
         return Loss(total, sums_of(batch.by_policy, jsd=per_token))
 
     def weight(self, rollouts: Sequence[Rollout]) -> float:
@@ -194,23 +223,170 @@ class Distillation:
         return total_weight([sum(each.by_policy) for each in rollouts], self.loss_type, self.most_tokens)
 
 
+def _chosen(batch: Batch) -> Tensor:
+    """The places of the tokens that the policy chose, (rows, prompt + tokens) bool."""
+    import torch
+
+    return torch.nn.functional.pad(batch.by_policy, (batch.ids.shape[1] - batch.by_policy.shape[1], 0))
+
+
+class _Head(NamedTuple):
+    """What the logits of tokens are made of, a chunk at a time: hidden states with the head's weight and bias, computed
+    in ``weight``'s dtype; without a weight they are logits already."""
+
+    flat: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def vocabulary(self) -> int:
+        """How many logits a token has."""
+        return self.flat.shape[-1] if self.weight is None else len(self.weight)
+
+    def log_probs(self, part: slice, temperature: float, width: int, device: Any) -> Tensor:
+        """(tokens, width) of ln P of the first ``width`` tokens of the vocabulary, in float32 or wider."""
+        import torch
+
+        compute = self.flat.dtype if self.weight is None else self.weight.dtype
+        logits = chunk_logits(self.flat[part], self.weight, self.bias, temperature, compute)
+        return torch.log_softmax(logits[:, :width].to(device), dim=-1)
+
+
+class _Hidden(Reading):
+    """Keeps what the logits of the wanted tokens are made of (``head``), and computes none."""
+
+    head: _Head
+
+    def computed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:  # noqa: ARG002
+        """Nothing: (tokens, 0)."""
+        self.head = _Head(flat, None if weight is None else weight.to(head_dtype(flat)), bias)
+        return flat[:, :0]
+
+
+class _Divergences(Reading):
+    """The divergence of each wanted token from the teacher, whose hidden states of the same tokens are known."""
+
+    def __init__(self, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, teacher: _Head, how: Distillation):
+        super().__init__(input_ids, attention_mask, wanted)
+        self._teacher, self._how = teacher, how
+
+    def computed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:
+        """(tokens, 1), nats; gradients flow."""
+        import torch
+
+        how = _JSDInputs(
+            self._teacher,
+            self._how.temperature,
+            self._how.beta,
+            self._how.chunk or max(1, _CHUNK // vocabulary),
+            min(vocabulary, self._teacher.vocabulary),
+            head_dtype(flat),
+        )
+        with torch.autocast(flat.device.type, enabled=False):
+            return _function().apply(flat, weight, bias, how)  # type: ignore[no-any-return]
+
+
+class _JSDInputs(NamedTuple):
+    """How the policy's distributions are compared with the teacher's: so many tokens at once, of so many tokens of
+    the vocabulary. ``compute``: what the policy's head computes in."""
+
+    teacher: _Head
+    temperature: float
+    beta: float
+    chunk: int
+    width: int
+    compute: Any
+
+    def chunks(self, tokens: int) -> Iterator[slice]:
+        """The chunks of so many tokens."""
+        return (slice(start, start + self.chunk) for start in range(0, tokens, self.chunk))
+
+    def log_probs(self, policy: _Head, part: slice) -> tuple[Tensor, Tensor]:
+        """ln Q of the policy and ln P of the teacher, of a chunk of tokens, where the policy lies."""
+        device = policy.flat.device
+        of_both = [each.log_probs(part, self.temperature, self.width, device) for each in (policy, self.teacher)]
+        return of_both[0], of_both[1]
+
+
+@functools.cache
+def _function() -> Any:
+    """The function with its own backward pass; made late, as torch is imported late."""
+    import torch
+
+    class ChunkedDivergence(torch.autograd.Function):
+        """(tokens, 1): JSD_beta of each, of chunks of logits that are made anew for the gradient."""
+
+        @staticmethod
+        def forward(ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, how: _JSDInputs) -> Tensor:
+            policy = _Head(flat, None if weight is None else weight.to(how.compute), bias)
+            made = torch.zeros((len(flat), 1), dtype=_wide(flat[:0]).dtype, device=flat.device)
+            for part in how.chunks(len(flat)):
+                made[part, 0] = _divergence(*how.log_probs(policy, part), how.beta)
+            ctx.save_for_backward(flat, weight, bias)
+            ctx.how = how
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
+            flat, weight, bias = ctx.saved_tensors
+            how: _JSDInputs = ctx.how
+            policy = _Head(flat, None if weight is None else weight.to(how.compute), bias)
+            gradients = HeadGradients(flat, policy.weight, ctx.needs_input_grad, weight, bias)
+            for part in how.chunks(len(flat)):
+                slopes = _slopes(*how.log_probs(policy, part), how.beta).mul_(upstream[0][part]).div_(how.temperature)
+                slopes = gradients.narrowed(torch.nn.functional.pad(slopes, (0, policy.vocabulary - how.width)))
+                gradients.add(part, slopes)
+                del slopes
+            return *gradients.all(), None
+
+    return ChunkedDivergence
+
+
 def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     """JSD_beta(teacher || student), nats, of each place: (...) of logits (..., vocabulary).
 
-    Tables of one tokenizer may be padded to different widths: the laws are of the tokens that both have.
+    Tables of one tokenizer may be padded to different widths: the distributions are over the tokens that both have.
     """
     import torch
 
     width = min(student.shape[-1], teacher.shape[-1])
     log_q = torch.log_softmax(_wide(student[..., :width]), dim=-1)
     log_p = torch.log_softmax(_wide(teacher[..., :width]), dim=-1)
+    return _divergence(log_q, log_p, beta)
+
+
+def _divergence(log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
+    """JSD_beta of ln Q and ln P, (..., vocabulary)."""
     if beta == 0:
         return _kl(log_p, log_q)
     if beta == 1:
         return _kl(log_q, log_p)
-    weights = torch.tensor([beta, 1 - beta], dtype=log_q.dtype, device=log_q.device).log()
-    log_m = torch.logaddexp(log_p + weights[0], log_q + weights[1])
+    log_m = _mixed(log_q, log_p, beta)
     return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+
+
+def _slopes(log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
+    """The gradient of ``_divergence`` by the logits whose softmax Q is.
+
+    For beta 0 it is Q - P. Else it is Q (g - sum Q g), with g = ln Q - ln P for beta 1, and between them
+    g = (1 - beta) (ln Q - ln M): what M itself adds by its part of Q cancels.
+    """
+    q = log_q.exp()
+    if beta == 0:
+        return q.sub_(log_p.exp())
+    other = log_p if beta == 1 else _mixed(log_q, log_p, beta)
+    gap = (log_q - other).masked_fill_(q == 0, 0.0)  # of what has no probability nothing comes
+    if beta < 1:
+        gap.mul_(1 - beta)
+    return gap.sub_((q * gap).sum(dim=-1, keepdim=True)).mul_(q)
+
+
+def _mixed(log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
+    """ln M."""
+    import torch
+
+    weights = torch.tensor([beta, 1 - beta], dtype=log_q.dtype, device=log_q.device).log()
+    return torch.logaddexp(log_p + weights[0], log_q + weights[1])
 
 
 def _wide(numbers: Tensor) -> Tensor:
@@ -225,6 +401,23 @@ def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     never = torch.isneginf(log_p)
     gap = (log_p - log_q).masked_fill(never, 0.0)
     return (log_p.exp() * gap).sum(dim=-1)
+
+
+def teacher_device(world: World) -> str:
+    """The teacher's own GPU in this process: of the GPUs that the processes of this machine see, those of the policies
+    come first. On a CPU both are there. Raises UsageError where there are too few."""
+    if world.device == "cpu":
+        return "cpu"
+    import torch
+
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if world.size > 1 else 1
+    number = here + world.local_rank
+    if number >= torch.cuda.device_count():
+        raise UsageError(
+            f"teacher_device=own: a GPU for each of {here} policies and as many for teachers are {2 * here}, and torch "
+            f"sees {torch.cuda.device_count()}; show it more, or set teacher_device=same"
+        )
+    return f"cuda:{number}"
 
 
 def refuse_other_tokens(policy: Policy, teacher: str) -> None:

@@ -211,5 +211,5 @@ def scored_by(proxy: RewardModel) -> Roll:
 
 
 def _identity(problem: Problem) -> dict[str, Any]:
-    """What tells a problem apart. Trainings of before there were conversations have no ``messages``."""
-    return {name: value for name, value in asdict(problem).items() if name != "messages" or value}
+    """What tells a problem apart. Trainings of before there were conversations have no ``messages`` and no ``chat``."""
+    return {name: value for name, value in asdict(problem).items() if name not in ("messages", "chat") or value}

@@ -106,7 +106,12 @@ class Calibrated:
         return [self.asked(each) for each in self._task.problems(split, count, seed)]
 
     def asked(self, problem: Problem) -> Problem:
-        """A problem of the task, followed by the instruction; in a conversation its last message is."""
+        """A problem of the task, followed by the instruction; in a conversation its last message is. Raises UsageError
+        for a conversation with tools."""
+        if problem.chat:
+            raise UsageError(
+                f"problem {problem.id} is a conversation with tools, which RLCR's instruction can't follow"
+            )
         *before, last = problem.messages or [("", "")]
         messages = (*before, (last[0], last[1] + self._instruction)) if problem.messages else ()
         return replace(problem, prompt=problem.prompt + self._instruction, messages=messages)

@@ -23,9 +23,10 @@ from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.from_rows import FittingOptions, plan_of, policy_in, rows_of_kind, trained_module
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.data.packing import attention_mask, pack, refusal
+from gpuherd.posttrain.data.preference_rows import conversation_of
 from gpuherd.posttrain.engine.fit import TrainSetup, digest, fit
 from gpuherd.posttrain.engine.options import check_range
-from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Rollout, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Reward, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.trainee import Loss
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Source(StrEnum):
     """What is imitated."""
 
-    ANSWERS = "answers"  # the first right answer of each problem
+    ANSWERS = "answers"  # the first right answer of each problem; of a conversation all turns of the assistant
     SAMPLES = "samples"  # what the policy of the round before says itself
 
 
@@ -254,9 +255,15 @@ def _demonstrations(work: Collecting) -> Iterator[Rollout]:
     from gpuherd.posttrain.rollout.sampler import scored
 
     writing = Writing(load_tokenizer(work.policy.model, work.policy.adapter), chat=work.sampling.use_chat_template)
-    for problem in work.problems:
-        if not problem.answers:
+    conversations = [conversation_of(each) for each in work.problems]
+    for problem, conversation in zip(work.problems, conversations, strict=True):
+        if not problem.answers and conversation is None:
             raise UsageError(f"problem {problem.id} has no answer that could be imitated; set source=samples")
-    rewards = scored(work.task, work.problems, [each.answers[0] for each in work.problems], work.reward_batch_size)
-    for problem, reward in zip(work.problems, rewards, strict=True):
-        yield writing.demonstration(problem, reward)
+    answered = [each for each in work.problems if each.answers]
+    found = scored(work.task, answered, [each.answers[0] for each in answered], work.reward_batch_size)
+    rewards = {problem.id: reward for problem, reward in zip(answered, found, strict=True)}
+    for problem, conversation in zip(work.problems, conversations, strict=True):
+        if conversation is None:
+            yield writing.demonstration(problem, rewards[problem.id])
+        else:
+            yield writing.conversation(problem.id, conversation, rewards.get(problem.id, Reward(0.0)))

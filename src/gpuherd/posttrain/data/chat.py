@@ -69,10 +69,7 @@ class ChatTokenizer:
     def tokens(self, conversation: Conversation) -> ChatTokens:
         """The conversation as tokens. Raises UsageError with the turn where the template can't write it, or writes it
         otherwise than the policy would see it."""
-        tools = [self._defused(each, self._controls) for each in conversation.tools]
-        turns: Turns = [
-            {**self._defused(each, self._controls_of(each)), "role": each["role"]} for each in conversation.messages
-        ]
+        tools, turns = self._defused_turns(conversation.messages, conversation.tools)
         places = conversation.imitated
         text, without = self._written(turns, tools)
         if without is not None:  # the system's turn now stands in the user's
@@ -84,6 +81,17 @@ class ChatTokenizer:
             if end > begin:
                 raise UsageError("the chat template ends a turn of the assistant by no end token: no answer would end")
         return self._cut(text, spans)
+
+    def prompt(self, messages: Turns, tools: Sequence[Any]) -> tuple[int, ...]:
+        """What stands before an answer, as ``tokens`` has it. Raises UsageError where the template can't write it."""
+        schemas, turns = self._defused_turns(messages, tools)
+        _, without = self._written(turns, schemas)
+        return self._ids(self._render(turns if without is None else without, schemas, ready=True))
+
+    def _defused_turns(self, messages: Turns, tools: Sequence[Any]) -> tuple[list[Any], Turns]:
+        """Tools and turns with control tokens taken apart that are written out in them."""
+        turns = [{**self._defused(each, self._controls_of(each)), "role": each["role"]} for each in messages]
+        return [self._defused(each, self._controls) for each in tools], turns
 
     def _controls_of(self, turn: Mapping[str, Any]) -> tuple[str, ...]:
         return self._special if turn["role"] == "assistant" else self._controls

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.posttrain.data.options import Scoring
-from gpuherd.posttrain.data.preference_rows import Messages
+from gpuherd.posttrain.data.preference_rows import CONVERSATION, Messages
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.qa.data.files import ColumnChoice, rows_of_file, rows_of_table
@@ -93,7 +93,7 @@ class ParsedRow:
         answers: a text, a number, or a list of these; none where rewards need none.
         id: None: made of the question.
         worked: an answer with its derivation.
-        hidden, messages: as of ``Problem``.
+        hidden, messages, chat: as of ``Problem``.
     """
 
     question: Any
@@ -102,6 +102,7 @@ class ParsedRow:
     worked: Any = None
     hidden: Mapping[str, str] = field(default_factory=dict)
     messages: Messages = ()
+    chat: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Checked:
     worked: str | None
     hidden: Mapping[str, str]
     messages: Messages = ()
+    chat: str = ""
 
 
 def file_rows(path: Path, columns: ColumnChoice) -> Iterator[DataRow]:
@@ -205,7 +207,7 @@ def _checked(row: DataRow, parse: Callable[[Mapping[str, Any]], ParsedRow]) -> C
     hidden = {name: _text(value, name) for name, value in found.hidden.items()}
     if not question.strip():
         raise BadRow("the question is empty")
-    return Checked(own or content_id(question), question, texts, worked, hidden, found.messages)
+    return Checked(own or content_id(question), question, texts, worked, hidden, found.messages, found.chat)
 
 
 def _text(value: Any, what: str) -> str:
@@ -218,6 +220,12 @@ def _text(value: Any, what: str) -> str:
 def _chosen_columns(there: Iterable[str], columns: frozenset[str]) -> list[str] | None:
     """Those of the columns that are read; None, for all, where none of them is there: the rows' errors tell."""
     return [name for name in there if name in columns] or None
+
+
+def _with_answers(problems: Sequence[Problem]) -> list[Problem]:
+    """Without conversations that say nothing which could be asked for (calls of tools alone): SFT learns from them, and
+    nothing is evaluated on them."""
+    return [each for each in problems if each.answers or CONVERSATION not in each.hidden]
 
 
 # ---- tasks of rows ---------------------------------------------------------------------------------------------------
@@ -306,7 +314,7 @@ class DataTask:
     def _read(self, split: Split) -> None:
         source = self._source
         if split is Split.TEST and source.test is not None:
-            self._known[split] = self._part(source.test)
+            self._known[split] = _with_answers(self._part(source.test))
             return
         if source.train is None or (split is Split.TEST and not source.divided):
             setting = "test_data" if split is Split.TEST else "data"
@@ -319,8 +327,10 @@ class DataTask:
                 shared_left_out(train, self._known[Split.TEST], self.name), self._known[Split.TEST]
             )
         elif source.divided:
-            train, self._known[Split.TEST] = without_last_tenth(train)
-        self._known[Split.TRAIN], self._known[Split.HELDOUT] = without_last_tenth(train)
+            train, test = without_last_tenth(train)
+            self._known[Split.TEST] = _with_answers(test)
+        self._known[Split.TRAIN], held_out = without_last_tenth(train)
+        self._known[Split.HELDOUT] = _with_answers(held_out)
 
     def _part(self, part: Part) -> list[Problem]:
         rows = read_rows(part, self._revision, self._source.columns)

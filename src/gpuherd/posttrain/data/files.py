@@ -4,13 +4,17 @@ with tests.
 What a file holds is seen by its first row: ``tests`` makes it programs (``data.code``); ``chosen`` and ``rejected``
 make it preferences, whose prompts are asked and whose chosen completions are imitated, scored by a reward model; else a
 row has ``prompt`` (or ``question``) and perhaps ``answers`` (``answer``, ``completion``) and ``id``, or ``messages``: a
-conversation and its last answer. A prompt is a text or a conversation, system's turn first, that ends with the user's.
+conversation. A prompt is a text or a conversation, system's turn first, that ends with the user's.
+
+Of a conversation the last answer is asked for that is a text, behind all that stands before it. Where the assistant has
+several turns, or there are tools, the problem knows the whole conversation (``preference_rows.conversation_of``): SFT
+imitates all of the assistant's turns. One whose assistant calls tools alone is there to be imitated, not to be asked.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +24,14 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data import code
 from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source, read_rows
 from gpuherd.posttrain.data.options import Scoring, TaskOptions
-from gpuherd.posttrain.data.preference_rows import Conversation, Messages, compared, imitated, text_turns
+from gpuherd.posttrain.data.preference_rows import (
+    CONVERSATION,
+    Conversation,
+    Messages,
+    compared,
+    imitated,
+    text_turns,
+)
 from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.function import COLUMNS
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
@@ -28,6 +39,7 @@ from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow
 
 Rule = Literal["exact", "contains", "squad", "rouge", "math", "model"]
+_PLAIN = "{prompt}"
 _COLUMNS = frozenset(
     {"id", "prompt", "question", "answers", "answer", "completion", "messages", "tools", "chosen", "rejected"}
 )
@@ -46,12 +58,12 @@ class Settings:
     """
 
     reward: Rule | None = None
-    template: str = "{prompt}"
+    template: str = _PLAIN
     label: str | None = None
     test_data: str | None = None
 
     def __post_init__(self) -> None:
-        if "{prompt}" not in self.template:
+        if _PLAIN not in self.template:
             raise UsageError("template has no {prompt} in it, and would ask the same of every row")
 
 
@@ -69,11 +81,17 @@ def make_of_file(path: Path, options: TaskOptions) -> DataTask:
 
     def parse(row: Mapping[str, Any]) -> ParsedRow:
         found = parse_preference(row) if preferences else parse_row(row)
-        return replace(found, hidden={COLUMNS: json.dumps(row, default=str)}) if by_function else found
+        columns = {COLUMNS: json.dumps(row, default=str)} if by_function else {}
+        return replace(found, hidden={**found.hidden, **columns})
 
     def problem(found: Checked) -> Problem:
-        if not found.answers and not by_function and not isinstance(scoring, ModelRewards):
+        whole = CONVERSATION in found.hidden
+        if not found.answers and not by_function and not isinstance(scoring, ModelRewards) and not whole:
             raise BadRow("there is no answer to compare with")
+        if whole and settings.template != _PLAIN:
+            raise BadRow("template is of one prompt, and its conversation has several turns of the assistant or tools")
+        if found.chat:
+            return Problem(found.id, found.question, found.answers, found.hidden, chat=found.chat)
         if not found.messages:
             prompt = settings.template.replace("{prompt}", found.question)
             return Problem(found.id, prompt, found.answers, found.hidden)
@@ -118,11 +136,23 @@ def _parse_answer(row: Mapping[str, Any]) -> ParsedRow:
         raise BadRow(str(problem)) from None
     if not isinstance(found, Conversation):
         return ParsedRow(*found, id=row.get("id"))
-    if len(found.imitated) > 1:
-        raise BadRow("its conversation has several answers to imitate, and tasks ask for one")
-    if found.tools or found.messages[-1].keys() - {"role", "content"}:
-        raise BadRow("its conversation has tools, and tasks ask for a text")
-    return _asking(_messages(found.messages[:-1], "messages"), found.messages[-1]["content"], row.get("id"))
+    return _parse_conversation(found, row.get("id"))
+
+
+def _parse_conversation(found: Conversation, name: Any) -> ParsedRow:
+    """Its last answer, behind what stands before it. Raises BadRow."""
+    place = found.imitated[-1] if found.last_answer is None else found.last_answer
+    before, last = found.messages[:place], found.messages[place]
+    answers = () if found.last_answer is None else last["content"]
+    plain = not found.tools and not any(each.keys() - {"role", "content"} for each in (*before, last))
+    if plain and found.imitated == (place,):
+        return _asking(_messages(before, "messages"), answers, name)
+    hidden = {CONVERSATION: found.to_json()}
+    if plain and _by_turns([each["role"] for each in before]):
+        return replace(_asking(_messages(before, "messages"), answers, name), hidden=hidden)
+    chat = json.dumps({"messages": before, "tools": found.tools})
+    asked = Conversation((*before, last), found.tools, place)
+    return ParsedRow(asked.texts[0][0], answers, name, hidden=hidden, chat=chat)
 
 
 def parse_preference(row: Mapping[str, Any]) -> ParsedRow:
@@ -147,13 +177,18 @@ def _asking(prompt: Any, answers: Any, name: Any) -> ParsedRow:
     if not isinstance(prompt, tuple):
         return ParsedRow(prompt, answers, name)
     roles = [role for role, _ in prompt]
-    turns = roles[1:] if roles[0] in ("system", "developer") else roles
-    if not turns or turns != [("user", "assistant")[place % 2] for place in range(len(turns))] or turns[-1] != "user":
+    if not _by_turns(roles):
         raise BadRow(
             "its prompt is no conversation that user and assistant have by turns and that ends with the user's: "
             f"{', '.join(roles[:6])}"
         )
     return ParsedRow(_joined(prompt), answers, name, messages=() if roles == ["user"] else prompt)
+
+
+def _by_turns(roles: Sequence[str]) -> bool:
+    """Whether user and assistant speak by turns, behind perhaps the system, and the user last."""
+    turns = roles[1:] if roles[0] in ("system", "developer") else roles
+    return turns[-1:] == ["user"] and turns == [("user", "assistant")[place % 2] for place in range(len(turns))]
 
 
 def _joined(messages: Messages) -> str:

@@ -130,6 +130,12 @@ def attention_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
 
+def mask_bytes(sequences: int, tokens: int, itemsize: int) -> int:
+    """The most that ``attention_mask`` has in memory for so many sequences of so many tokens: the mask in a dtype of so
+    many bytes, the two tables of truth values that it is made of, and a causal one."""
+    return tokens**2 * (sequences * (itemsize + 2) + 1)
+
+
 def refusal(config: Any, attention: str) -> str | None:
     """Why a model can't be packed, as the end of a sentence; None where it can.
 

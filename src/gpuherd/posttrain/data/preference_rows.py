@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from gpuherd.posttrain.types import Problem
 
 Messages = tuple[tuple[str, str], ...]  # role and content of each
 
+# Hidden part of a problem: the conversation that it is the end of, whose turns SFT imitates, as JSON.
+CONVERSATION = "conversation"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Further parts of a message that chat templates write.
 _TEXTS = ("name", "tool_call_id", "reasoning_content", "thinking")
@@ -39,6 +43,23 @@ class Conversation:
         return tuple(place for place, each in turns if each["role"] == "assistant" and place >= max(1, self.first))
 
     @property
+    def last_answer(self) -> int | None:
+        """The place of the last of these turns that says something and calls no tool; None where none does."""
+        said = [self.messages[place] for place in self.imitated]
+        plain = [place for place, each in zip(self.imitated, said, strict=True) if _says_something(each)]
+        return plain[-1] if plain else None
+
+    def to_json(self) -> str:
+        """As ``from_json`` reads it."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """From ``to_json``."""
+        values = json.loads(text)
+        return cls(tuple(values["messages"]), tuple(values["tools"]), values["first"])
+
+    @property
     def texts(self) -> tuple[tuple[str, str], ...]:
         """All that stands before each answer, and the answer; tools and calls as JSON: for counting tokens."""
         before = [json.dumps(self.tools)] if self.tools else []
@@ -46,6 +67,16 @@ class Conversation:
             each["content"] + (json.dumps(each["tool_calls"]) if "tool_calls" in each else "") for each in self.messages
         ]
         return tuple(("\n\n".join([*before, *said[:place]]), said[place]) for place in self.imitated)
+
+
+def _says_something(turn: Mapping[str, Any]) -> bool:
+    return bool(turn["content"].strip()) and "tool_calls" not in turn
+
+
+def conversation_of(problem: Problem) -> Conversation | None:
+    """The conversation that a problem is the end of; None where its prompt and its answer are all there is."""
+    text = problem.hidden.get(CONVERSATION)
+    return None if text is None else Conversation.from_json(text)
 
 
 def compared(values: Mapping[str, Any]) -> tuple[str | Messages, str, str]:

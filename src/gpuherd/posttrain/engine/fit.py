@@ -24,6 +24,7 @@ from gpuherd import atomic
 from gpuherd.atomic import atomic_folder, settle
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError, naming_extras
+from gpuherd.posttrain.engine.callbacks import Callbacks
 from gpuherd.posttrain.engine.checkpoints import Checkpoints, differing, seed_all
 from gpuherd.posttrain.engine.curves import Curves
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching
@@ -219,17 +220,21 @@ def fit(
         )
         if world.size > 1:
             seed_all(plan.seed + world.rank)  # each process drops out for itself
-        _train(plan, rows, setup, trainee)
+        callbacks = Callbacks(plan.watching.callbacks, world, plan.folder, plan.total_steps)
+        _train(plan, rows, setup, trainee, callbacks)
         record = {"identity": plan.identity, "steps": plan.total_steps, "batch_size": plan.batch_size}
         files = {**(extra_files or {}), RECORD: json.dumps(record) + "\n"}
         save_model(trainee, model_folder(plan.folder), setup.tokenizer, extra_files=files)
         if world.is_main:
             shutil.rmtree(plan.folder / "checkpoints", ignore_errors=True)
+        callbacks.end(model_folder(plan.folder))
         world.barrier()
     return model_folder(plan.folder)
 
 
-def _train(plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT], trainee: Trainee) -> None:
+def _train(
+    plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT], trainee: Trainee, callbacks: Callbacks
+) -> None:
     world, watching, last = trainee.world, plan.watching, plan.total_steps
     checkpoints = Checkpoints(plan.folder / "checkpoints", world, identity=plan.identity, keep=watching.keep)
     checkpoints.restore(trainee)
@@ -243,11 +248,12 @@ def _train(plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT]
             step = trainee.steps_done
             if step % watching.log_every == 0 or step == last:
                 curves.log(step, figures)
+            callbacks.step(step, figures)
             if world.is_main:
                 progress.report(step, last, plan.stage)
             stopping = watching.stopping is not None and world.any(watching.stopping())
             if step < last and (stopping or watching.saves(step)):
-                checkpoints.save(step, trainee, {})
+                callbacks.checkpoint(step, checkpoints.save(step, trainee, {}))
             if step < last and stopping:
                 raise Stopped.after(step, last)
 

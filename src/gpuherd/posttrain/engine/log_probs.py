@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -81,17 +82,28 @@ def forward_log_probs(
 ) -> tuple[TokenLogProbs, Any]:
     """``token_log_probs``, and what the model's forward pass returned besides: for models that have another head
     besides the language model's. Its logits have no meaning."""
-    packing = how.get("packing")
-    reading = _Reading(input_ids, attention_mask, wanted, how)
+    reading = _LogProbs(input_ids, attention_mask, wanted, how)
+    packed, made = read(model, reading, input_ids, attention_mask, packing=how.get("packing"))
+    return TokenLogProbs(*packed.unbind(dim=-1)), made
+
+
+def read(
+    model: Any,
+    reading: Reading,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    *,
+    packing: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Any]:
+    """One forward pass: what a ``Reading`` of the same batch computes of its logits, (rows, tokens, numbers); and what
+    the pass returned besides, whose logits have no meaning."""
     head = _head_of(model)
     if _ends_with(model, head):
         with _reads_in_chunks(head, reading):
             made = model(**model_inputs(model, input_ids, attention_mask, packing=packing))
-        packed = _logits_of(made)
-    else:
-        made = model(**model_inputs(model, input_ids, attention_mask, packing=packing, last=reading.places))
-        packed = reading.of_logits(_logits_of(made))
-    return TokenLogProbs(*packed.unbind(dim=-1)), made
+        return _logits_of(made), made
+    made = model(**model_inputs(model, input_ids, attention_mask, packing=packing, last=reading.places))
+    return reading.of_logits(_logits_of(made)), made
 
 
 def model_inputs(
@@ -129,45 +141,70 @@ def padded(rows: Sequence[Sequence[int]], device: str, fill: int = 0) -> tuple[T
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-class _Reading:
-    """Which tokens of a batch are read, and how.
+class Reading(ABC):
+    """Which tokens of a batch are read; a subclass computes some numbers of the logits that each is chosen by.
 
     Attributes:
         places: the last positions of each row among which all are that predict a wanted token, and one behind them.
     """
 
-    def __init__(self, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, how: ReadingOptions):
+    def __init__(self, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor):
         self.shape = tuple(input_ids.shape)
         # A token stands one behind its prediction.
         self._rows, self._columns = (wanted[:, 1:] & attention_mask[:, :-1].bool()).nonzero(as_tuple=True)
         self._targets = input_ids[:, 1:][self._rows, self._columns]
-        self._temperature, self._chunk = how.get("temperature", 1.0), how.get("chunk")
-        self._entropy_gradient = how.get("entropy_gradient", False)
         first = int(self._columns.min()) if len(self._columns) else self.shape[1] - 1
         self.places = self.shape[1] - first
 
+    @abstractmethod
+    def computed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:
+        """(tokens, numbers) of the wanted tokens, row by row. Called inside the model's forward pass.
+
+        Args:
+            flat: (tokens, width): the hidden states that the head reads; without a weight the logits themselves.
+        """
+
     def of_hidden(self, head: Any, hidden: Tensor) -> Tensor:
-        """(rows, tokens, 3) of the hidden states that the head would read."""
-        return self._packed(hidden[self._rows, self._columns], head.weight, head.bias, head.out_features)
+        """(rows, tokens, numbers) of the hidden states that the head would read."""
+        return self._placed(hidden[self._rows, self._columns], head.weight, head.bias, head.out_features)
 
     def of_logits(self, logits: Tensor) -> Tensor:
         """The same of whole logits, of all positions or of the last ``places``."""
         shift = self.shape[1] - logits.shape[1]
-        return self._packed(logits[self._rows, self._columns - shift], None, None, logits.shape[-1])
+        return self._placed(logits[self._rows, self._columns - shift], None, None, logits.shape[-1])
 
-    def _packed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:
+    def _placed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:
+        found = self.computed(flat, weight, bias, vocabulary)
+        places = (self._rows, self._columns + 1)
+        return found.new_zeros((*self.shape, found.shape[-1])).index_put(places, found)
+
+
+class _LogProbs(Reading):
+    """What ``TokenLogProbs`` has, in chunks."""
+
+    def __init__(self, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, how: ReadingOptions):
+        super().__init__(input_ids, attention_mask, wanted)
+        self._temperature, self._chunk = how.get("temperature", 1.0), how.get("chunk")
+        self._entropy_gradient = how.get("entropy_gradient", False)
+
+    def computed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:
+        """Log-prob, entropy, and whether it is the most probable token."""
         import torch
 
         chunk = self._chunk or max(1, CHUNK_NUMBERS // vocabulary)
-        kind = flat.device.type
-        mixed = torch.is_autocast_enabled(kind) and flat.dtype != torch.float64  # autocast leaves float64 as it is
-        compute = torch.get_autocast_dtype(kind) if mixed else flat.dtype
         keeps = torch.is_grad_enabled() and len(flat) <= chunk
-        how = (self._temperature, self._entropy_gradient, chunk, compute, keeps)
-        with torch.autocast(kind, enabled=False):
-            found = _function().apply(flat, weight, bias, self._targets, how)
-        places = (self._rows, self._columns + 1)
-        return found.new_zeros((*self.shape, 3)).index_put(places, found)  # type: ignore[no-any-return]
+        how = (self._temperature, self._entropy_gradient, chunk, head_dtype(flat), keeps)
+        with torch.autocast(flat.device.type, enabled=False):
+            return _function().apply(flat, weight, bias, self._targets, how)  # type: ignore[no-any-return]
+
+
+def head_dtype(flat: Tensor) -> Any:
+    """In what a head computes the logits of these hidden states: as autocast has it, where it is on."""
+    import torch
+
+    kind = flat.device.type
+    mixed = torch.is_autocast_enabled(kind) and flat.dtype != torch.float64  # autocast leaves float64 as it is
+    return torch.get_autocast_dtype(kind) if mixed else flat.dtype
 
 
 @functools.cache
@@ -186,14 +223,14 @@ def _function() -> Any:
         def forward(
             ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Tensor, how: Any
         ) -> Tensor:
-            _, _, chunk, compute, keeps = how
+            temperature, _, chunk, compute, keeps = how
             ctx.log_shares = None
             cast = None if weight is None else weight.to(compute)
             made = torch.zeros((len(flat), 3), dtype=_wide(flat.dtype), device=flat.device)
             sums = made.new_zeros(len(flat))
             for start in range(0, len(flat), chunk):
                 part = slice(start, start + chunk)
-                scores = _scores(flat[part], cast, bias, how)
+                scores = chunk_logits(flat[part], cast, bias, temperature, compute)
                 sums[part] = scores.logsumexp(dim=-1)
                 at = targets[part, None]
                 made[part, 2] = (scores.argmax(dim=-1) == at[:, 0]).to(made.dtype)
@@ -214,14 +251,13 @@ def _function() -> Any:
             temperature, entropy_gradient, chunk, compute, _ = ctx.how
             (slope,) = slopes
             cast = None if weight is None else weight.to(compute)
-            of_flat = torch.zeros_like(flat)
-            of_weight = _zeros(weight) if ctx.needs_input_grad[1] else None
-            of_bias = _zeros(bias) if ctx.needs_input_grad[2] else None
+            gradients = HeadGradients(flat, cast, ctx.needs_input_grad, weight, bias)
             for start in range(0, len(flat), chunk):
                 part = slice(start, start + chunk)
                 scores, ctx.log_shares = ctx.log_shares, None  # overwritten below: a second backward pass has none
                 if scores is None:
-                    scores = _scores(flat[part], cast, bias, ctx.how).sub_(sums[part, None])  # ln p
+                    scores = chunk_logits(flat[part], cast, bias, temperature, compute)
+                    scores.sub_(sums[part, None])  # ln p
                 if entropy_gradient:
                     scores.clamp_(min=torch.finfo(scores.dtype).min)
                     shares = scores.exp()
@@ -231,32 +267,63 @@ def _function() -> Any:
                 else:
                     scores.exp_().mul_(-slope[part, 0, None])
                 scores.scatter_add_(1, targets[part, None], slope[part, 0, None])
-                scores.div_(temperature)
-                if of_bias is not None:
-                    of_bias += scores.sum(dim=0)
-                if cast is None:
-                    of_flat[part] = scores.to(flat.dtype)
-                    continue
-                scores = scores.to(compute)
-                if ctx.needs_input_grad[0]:
-                    of_flat[part] = (scores @ cast).to(flat.dtype)
-                if of_weight is not None:
-                    read = flat[part].to(compute)
-                    if compute == of_weight.dtype:
-                        of_weight.addmm_(scores.t(), read)
-                    else:
-                        of_weight += scores.t() @ read
+                scores = gradients.narrowed(scores.div_(temperature))
+                gradients.add(part, scores)
                 del scores
-            return of_flat, _like(of_weight, weight), _like(of_bias, bias), None, None
+            return *gradients.all(), None, None
 
     return ChunkedLogProbs
 
 
-def _scores(flat: Tensor, weight: Tensor | None, bias: Tensor | None, how: Any) -> Tensor:
-    """The logits of a chunk over the temperature, anew, in float32 or wider; without a weight they are given."""
+class HeadGradients:
+    """The gradients of hidden states, weight and bias of a head whose logits are computed in chunks, added up.
+
+    Args:
+        flat: (tokens, width): the hidden states; without a weight the logits themselves.
+        cast: the weight in what logits are computed in.
+        needed: which gradients are, of flat, weight and bias.
+    """
+
+    def __init__(
+        self, flat: Tensor, cast: Tensor | None, needed: Sequence[bool], weight: Tensor | None, bias: Tensor | None
+    ):
+        import torch
+
+        self._flat, self._cast, self._needed, self._weight, self._bias = flat, cast, needed, weight, bias
+        self._of_flat = torch.zeros_like(flat)
+        self._of_weight = _zeros(weight) if weight is not None and needed[1] else None
+        self._of_bias = _zeros(bias) if bias is not None and needed[2] else None
+
+    def narrowed(self, slopes: Tensor) -> Tensor:
+        """The gradient of a chunk's logits, which is in float32 or wider, as ``add`` takes it. Adds to the bias's."""
+        if self._of_bias is not None:
+            self._of_bias += slopes.sum(dim=0)
+        return slopes.to(self._flat.dtype if self._cast is None else self._cast.dtype)
+
+    def add(self, part: slice, slopes: Tensor) -> None:
+        """Adds a chunk, of ``narrowed``."""
+        if self._cast is None:
+            self._of_flat[part] = slopes
+            return
+        if self._needed[0]:
+            self._of_flat[part] = (slopes @ self._cast).to(self._flat.dtype)
+        if self._of_weight is not None:
+            read = self._flat[part].to(slopes.dtype)
+            if slopes.dtype == self._of_weight.dtype:
+                self._of_weight.addmm_(slopes.t(), read)
+            else:
+                self._of_weight += slopes.t() @ read
+
+    def all(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Of flat, weight and bias, in their types; None where it isn't needed."""
+        return self._of_flat, _like(self._of_weight, self._weight), _like(self._of_bias, self._bias)
+
+
+def chunk_logits(flat: Tensor, weight: Tensor | None, bias: Tensor | None, temperature: float, compute: Any) -> Tensor:
+    """The logits of a chunk over the temperature, anew, in float32 or wider; without a weight they are given.
+    ``compute``: of ``head_dtype``."""
     import torch
 
-    temperature, _, _, compute, _ = how
     if weight is None:
         made = flat.clone()
     else:
@@ -275,12 +342,12 @@ def _zeros(weight: Tensor) -> Tensor:
     return weight.new_zeros(weight.shape, dtype=_wide(weight.dtype))
 
 
-def _like(gradient: Tensor | None, weight: Tensor) -> Tensor | None:
-    return None if gradient is None else gradient.to(weight.dtype)
+def _like(gradient: Tensor | None, weight: Tensor | None) -> Tensor | None:
+    return None if gradient is None or weight is None else gradient.to(weight.dtype)
 
 
 @contextmanager
-def _reads_in_chunks(head: Any, reading: _Reading) -> Iterator[list[Any]]:
+def _reads_in_chunks(head: Any, reading: Reading) -> Iterator[list[Any]]:
     """While the block runs, the head answers hidden states with what is wanted of their logits, three numbers each.
     Yields what it answered."""
     made: list[Any] = []
@@ -309,7 +376,7 @@ def _ends_with(model: Any, head: Any) -> bool:
         ids = torch.zeros((1, 2), dtype=torch.long, device=head.weight.device)
         wanted = torch.tensor([[False, True]], device=ids.device)
         mask = torch.ones_like(ids)
-        reading = _Reading(ids, mask, wanted, {})
+        reading = _LogProbs(ids, mask, wanted, {})
         try:
             with torch.no_grad(), _reads_in_chunks(head, reading) as made:
                 answer = _logits_of(inner(input_ids=ids, attention_mask=mask, use_cache=False))

@@ -233,6 +233,7 @@ class Watching:
         keep: so many of the newest checkpoints are kept.
         log_every: steps between lines of the curves; the last step and those with figures of a check have one always.
         report_to, run_name, project: where curves go besides their file, and what they are called there.
+        callbacks: classes that are called (``engine.callbacks``).
         stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
     """
 
@@ -242,6 +243,7 @@ class Watching:
     report_to: tuple[str, ...] = ()
     run_name: str | None = None
     project: str | None = None
+    callbacks: tuple[str, ...] = ()
     stopping: Callable[[], bool] | None = None
 
     def saves(self, step: int) -> bool:

@@ -171,7 +171,12 @@ class _OneTurn:
         self.problem: Problem
 
     def reset(self, problem: Problem, seed: int) -> Observation:  # noqa: ARG002 - nothing is drawn
-        """Shows the problem's prompt."""
+        """Shows the problem's prompt. Raises UsageError for a conversation with tools."""
+        if problem.chat:
+            raise UsageError(
+                f"problem {problem.id} is a conversation with tools or with turns out of order, and an environment "
+                "shows texts; SFT learns from it (training.data_file)"
+            )
         self.problem = problem
         turns = tuple(Message(cast(Role, role), content) for role, content in problem.messages)
         return Observation(turns) if turns else user(problem.prompt)

@@ -29,6 +29,7 @@ from gpuherd.posttrain.types import Policy, Training
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.classifier import Classifier
+    from gpuherd.posttrain.engine.callbacks import Callbacks
     from gpuherd.posttrain.engine.checkpoints import Checkpoints
     from gpuherd.posttrain.engine.curves import Curves
     from gpuherd.posttrain.engine.trainee import Trainee
@@ -173,6 +174,7 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
         _refuse_another(done, plan)
         _forget(work.folder)  # a kill between both leaves them
         return
+    from gpuherd.posttrain.engine.callbacks import Callbacks
     from gpuherd.posttrain.engine.checkpoints import Checkpoints
     from gpuherd.posttrain.engine.curves import Curves
     from gpuherd.posttrain.engine.trainee import Trainee
@@ -202,11 +204,20 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
             name=watched.run_name,
             project=watched.project,
         ) as curves:
-            _train(plan, trainee, checkpoints, curves, watched)
+            callbacks = Callbacks(watched.callbacks, world, work.folder, len(plan.batches))
+            _train(plan, trainee, checkpoints, curves, watched, callbacks)
         _save(plan, classifier, trainee)
+        callbacks.end(work.folder / "model")
 
 
-def _train(plan: TrainPlan, trainee: Trainee, checkpoints: Checkpoints, curves: Curves, watched: Watching) -> None:
+def _train(
+    plan: TrainPlan,
+    trainee: Trainee,
+    checkpoints: Checkpoints,
+    curves: Curves,
+    watched: Watching,
+    callbacks: Callbacks,
+) -> None:
     options, amp_dtype, last = plan.options, plan.work.precision.amp_dtype, len(plan.batches)
     objective = _objective(plan.data, trainee.world.device)
     mine = [list(trainee.world.share(batch)) for batch in plan.batches[trainee.steps_done :]]
@@ -219,14 +230,17 @@ def _train(plan: TrainPlan, trainee: Trainee, checkpoints: Checkpoints, curves: 
             "learning_rate": done.learning_rate,
         }
         validates = step in plan.ends and bool(plan.data.held_out)
-        if validates:
-            figures |= validate(trainee, plan.data.held_out, objective, options, amp_dtype)
+        found = validate(trainee, plan.data.held_out, objective, options, amp_dtype) if validates else {}
+        figures |= found
         if validates or step % watched.log_every == 0 or step == last:
             curves.log(step, figures)
+        callbacks.step(step, figures)
+        if validates:
+            callbacks.evaluation(step, found)
         progress.report(step, last, "training the classifier")
         stopping = watched.stopping is not None and trainee.world.any(watched.stopping())
         if step < last and (stopping or watched.saves(step)):
-            checkpoints.save(step, trainee, {})
+            callbacks.checkpoint(step, checkpoints.save(step, trainee, {}))
         if step < last and stopping:
             raise Stopped.after(step, last)
 

@@ -159,7 +159,7 @@ class GRPOBlock:
     normalize_rewards: bool = True
     reward_normalization: Literal["group", "batch", "running"] = "group"
     temperature: float | None = None
-    clip_range: float = _GRPO.clip_range
+    clip_range: float = _GRPO.clip[0]
     kl_coef: float = _GRPO.kl_coef
 
 
@@ -257,7 +257,7 @@ class DistributedBlock:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """The whole of it. ``output_dir`` None: ``outputs/<experiment_name>``. ``engine``: as ``engines.block`` reads it,
-    for the command line."""
+    for the command line. ``callbacks`` (ours): classes that are called while it trains (``engine.callbacks``)."""
 
     experiment_name: str = "training"
     description: str = ""
@@ -273,6 +273,7 @@ class TrainConfig:
     eval_envs: tuple[EnvBlock, ...] = ()
     distributed: DistributedBlock = field(default_factory=DistributedBlock)
     engine: Any = None
+    callbacks: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:

@@ -76,7 +76,7 @@ class TrainDirectory(OutputDirectory):
 
 
 # Keys that say where and how it runs, and change no result; the rest is the training's own.
-_FREE = ("description", "tags", "output_dir", "distributed", "engine")
+_FREE = ("description", "tags", "output_dir", "distributed", "engine", "callbacks")
 _FREE_INSIDE = {
     "training": (
         "save_every", "save_total_limit", "log_every", "use_tensorboard", "wandb_project", "wandb_run_name",

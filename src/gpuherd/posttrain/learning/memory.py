@@ -28,7 +28,7 @@ from gpuherd.posttrain.learning.options import (
     steps_of,
 )
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths
-from gpuherd.posttrain.runs.memory import PLAIN_HEADS, host_words, training_job
+from gpuherd.posttrain.runs.memory import PLAIN_HEADS, host_words, packing_mask, training_job
 from gpuherd.posttrain.runs.plan import StepRequest
 from gpuherd.units import gib
 
@@ -63,7 +63,7 @@ def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, leng
         told = [each.sentence for each in found.alternatives[:3]]
         fits = f"what would fit: {'; '.join(told)}" if told else "choose a smaller model"
         raise JobCannotFit(f"{said}: {found.reason}; {fits}")
-    memory = found.memory_mb
+    memory = found.memory_mb + packing_mask(algorithm_options(config, config.training.num_rollouts_per_iteration), job)
     if _answers_apart(config):  # a model of its own, before or behind the training
         load = Workload(config.model.generation_batch_size, job.prompt_tokens, sampling_of(config).max_new_tokens)
         alone = resources_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb

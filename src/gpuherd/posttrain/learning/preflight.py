@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from gpuherd.errors import BadModel, GpuherdError, MissingModel, UsageError
 from gpuherd.posttrain.data.chat import refuse_without_template
 from gpuherd.posttrain.data.preference_rows import Conversation, Messages
+from gpuherd.posttrain.engine.callbacks import check_callbacks
 from gpuherd.posttrain.envs.interface import Environments
 from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
 from gpuherd.posttrain.learning.data import all_but_test, check_turns, make_environments, problems_of
@@ -25,6 +26,7 @@ def check_data(config: TrainConfig) -> Texts | None:
     can't learn from, and for options that it doesn't take; and what reading files and data sets raises.
     """
     told = config.training
+    check_callbacks(config.callbacks)
     count = told.num_rollouts_per_iteration  # enough, where they can't be counted here
     texts = None
     if config.policy_env is not None and config.policy_env.env_type != "custom":

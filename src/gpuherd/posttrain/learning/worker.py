@@ -259,6 +259,7 @@ def _hooks(config: TrainConfig, stopping: Callable[[], bool]) -> Hooks:
         report_to=tuple(name for name, wanted in reporters.items() if wanted),
         run_name=told.wandb_run_name or config.experiment_name,
         project=told.wandb_project or told.trackio_project,
+        callbacks=config.callbacks,
         stopping=stopping,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.posttrain.engine.log_probs import forward_log_probs, model_inputs
+from gpuherd.posttrain.engine.log_probs import forward_log_probs
 from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
@@ -99,18 +99,6 @@ def forward(
     )
     values = made[1][:, -places - 1 : -1] if isinstance(made, tuple) else None
     return Pass(found.log_probs[:, -places:], found.entropies[:, -places:], values)
-
-
-def answer_logits(module: Any, batch: Batch, temperature: float) -> Tensor:
-    """The whole logits, over the temperature, that each token of the answers is chosen by, (rows, tokens, vocabulary):
-    for losses that compare whole distributions."""
-    import torch
-
-    places = batch.answers.shape[1]
-    logits: Tensor = module(**model_inputs(module, batch.ids, batch.mask, last=places + 1)).logits[:, -places - 1 : -1]
-    if temperature != 1:
-        logits = logits / temperature if torch.is_grad_enabled() else logits.div_(temperature)
-    return logits
 
 
 def score_rollouts(

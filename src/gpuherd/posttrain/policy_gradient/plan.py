@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -44,6 +44,13 @@ class Plan:
         epoch, place = divmod(step, steps_of(len(self.sizes), self.batch_size))
         order = _order(len(self.sizes), f"{self.seed} units {epoch}")
         return list(order[place * self.batch_size : (place + 1) * self.batch_size])
+
+    def replacements(self, step: int, attempt: int, replaced: Sequence[int], seen: Collection[int]) -> list[int]:
+        """For each of these units of a step another one that is not among ``seen``, in an order of its own for each
+        attempt; where there are too few, the unit itself, to be drawn anew."""
+        order = _order(len(self.sizes), f"{self.seed} again {step} {attempt}")
+        others = [unit for unit in order if unit not in seen][: len(replaced)]
+        return [*others, *replaced[len(others) :]]
 
     def minibatches(self, step: int, pass_number: int, count: int) -> list[list[int]]:
         """Places among a step's ``count`` rollouts, divided evenly; in another order for each pass."""

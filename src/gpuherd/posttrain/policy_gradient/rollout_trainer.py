@@ -18,12 +18,13 @@ from typing import Any, Self
 
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.callbacks import Callbacks
 from gpuherd.posttrain.engine.checkpoints import DIGESTS, Checkpoints
 from gpuherd.posttrain.engine.curves import Curves
 from gpuherd.posttrain.engine.options import StepOptions, Stopped, hooks_of
 from gpuherd.posttrain.engine.trainee import StepFigures, Trainee
 from gpuherd.posttrain.engine.world import World
-from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, Hooks, SamplingOptions, plain_roll
+from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, MODEL, Hooks, SamplingOptions, plain_roll
 from gpuherd.posttrain.policy_gradient.forward import batch_of, forward, score_rollouts
 from gpuherd.posttrain.policy_gradient.objective import Objective
 from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, figures_of, grouped, plan_of
@@ -128,6 +129,7 @@ class RolloutTrainer:
             name=self._hooks.run_name,
             project=self._hooks.project,
         )
+        self._callbacks = Callbacks(self._hooks.callbacks, self.world, work.folder, self.plan.steps)
         self._started = 0.0
         self._objective: Objective | None = None
 
@@ -140,6 +142,7 @@ class RolloutTrainer:
         try:
             if kind is None:
                 save_policy(self.work.folder, self.trainee, self.sampler.tokenizer)
+                self._callbacks.end(self.work.folder / MODEL)
         finally:
             if isinstance(self.sampler, FollowingSampler):
                 self.sampler.release()
@@ -166,11 +169,12 @@ class RolloutTrainer:
         """The problems of a step that samples."""
         return [self.work.problems[unit] for unit in self.plan.units(step)]
 
-    def sampled(self, step: int, problems: Sequence[Problem]) -> list[Rollout]:
-        """Answers of the policy as it is to these problems, of all processes, in the same order in each."""
+    def sampled(self, step: int, problems: Sequence[Problem], attempt: int = 0) -> list[Rollout]:
+        """Answers of the policy as it is to these problems, of all processes, in the same order in each; those of
+        another ``attempt`` at a step are others."""
         roll = self._hooks.roll or plain_roll(self.work.task, self.work.reward_batch_size, greedy=self._greedy)
         mine = self.world.share(problems)
-        stream = f"round {self.work.round} step {step}"
+        stream = f"round {self.work.round} step {step}{f' again {attempt}' if attempt else ''}"
         with self._sampling():
             made = roll(self.sampler, mine, self.options.samples_per_prompt, stream) if mine else []
         found = {(each.problem, each.sample): each for share in self.world.gather(made) for each in share}
@@ -272,9 +276,12 @@ class RolloutTrainer:
             told |= evaluated
         if evaluated or done % self._hooks.log_every == 0 or last:
             self._curves.log(done, told)
+        self._callbacks.step(done, told)
+        if evaluated:
+            self._callbacks.evaluation(done, evaluated)
         stopping = self._hooks.stopping is not None and self.world.any(self._hooks.stopping())
         if stopping or self._hooks.saves(done) or last:
-            self._checkpoints.save(done, self.trainee, keep)
+            self._callbacks.checkpoint(done, self._checkpoints.save(done, self.trainee, keep))
         if stopping and not last:
             raise Stopped.after(done, self.plan.steps)
 

@@ -19,6 +19,8 @@ from gpuherd.posttrain.rollout.sampler import Prompting
 from gpuherd.posttrain.types import Comparison, Problem, Reward, Rollout
 from gpuherd.qa.prompts.conversation import control_texts, defused
 
+_UNSCORED = Reward(0.0)
+
 
 class Writing:
     """Makes the tokens of completions that are imitated or compared, in one way."""
@@ -47,23 +49,24 @@ class Writing:
         return self._imitated(problem.id, self._prompting.of(problem), problem.answers[0], reward)
 
     def imitation(self, shown: Demonstration) -> Rollout:
-        """A demonstration as a rollout of the policy, with the reward 0: nothing scored it. Raises UsageError where the
-        chat template can't write its conversation, or not as the policy would see it."""
+        """A demonstration as a rollout of the policy, with the reward 0: nothing scored it. Raises UsageError as
+        ``conversation``."""
         if isinstance(shown.example, Conversation):
-            return self._conversation(shown.id, shown.example)
+            return self.conversation(shown.id, shown.example)
         prompt, answer = shown.example
         begin = self._tokenizer.bos_token_id
         before = self._before(shown.id, prompt) if prompt else () if begin is None else (begin,)
-        return self._imitated(shown.id, before, answer, Reward(0.0))
+        return self._imitated(shown.id, before, answer, _UNSCORED)
 
-    def _conversation(self, name: str, conversation: Conversation) -> Rollout:
-        """A conversation as one rollout: the policy's are the turns that are imitated."""
+    def conversation(self, name: str, conversation: Conversation, reward: Reward = _UNSCORED) -> Rollout:
+        """A conversation as one rollout: the policy's are the turns that are imitated. Raises UsageError where the chat
+        template can't write it, or not as the policy would see it."""
         try:
             chat = self._chat.tokens(conversation)
         except UsageError as problem:
             raise UsageError(f"{name}: {problem}") from None
         first, text = chat.learnt.index(True), conversation.texts[-1][1]
-        return _as_rollout(name, chat.ids[:first], chat.ids[first:], chat.learnt[first:], text, Reward(0.0))
+        return _as_rollout(name, chat.ids[:first], chat.ids[first:], chat.learnt[first:], text, reward)
 
     @cached_property
     def _chat(self) -> ChatTokenizer:

@@ -1,16 +1,15 @@
-"""The exchange between the two programs that test an answer in the sandbox, and the one of them that runs the answer.
-Standard library alone.
+"""How the two programs talk that test an answer in the sandbox: ``exchange_answer`` runs it, ``exchange_tests`` the
+tests. Standard library alone; ``sandbox`` gives each of them this module with it.
 
-The other one, ``exchange_tests``, requests over a socket what the answer's functions return, and compares it out of
-reach of the answer's code: an answer sees neither the tests nor the expected results, and no value of its own decides
-that it is equal to something. Code of an answer can take over the ``answer`` process, so nothing that this process
-sends is trusted.
+The tests request over a socket what the answer's functions return, and compare it out of reach of the answer's code:
+an answer sees neither the tests nor the expected results, and no value of its own decides that it is equal to
+something. Code of an answer can take over its own process, so nothing that this process sends is trusted.
 
 Plain data (numbers, texts, containers of both, and their subclasses) are copied. An argument that the answer changes is
-changed with the tests too. Any other object of the answer stays there, and the tests get a stand-in (``Remote``) that
-passes on what is done with it.
-
-    python -c SOURCE answer SOCKET
+changed with the tests too. Any other object of the answer stays there, and the tests get a ``Remote`` that passes on
+what is done with it. Operators between a Remote and plain data are the one way in which an answer could decide: it is
+compared by its plain value, where its class derives from plain data, and never by the answer's ``__eq__``; sums and
+products are the answer's only for classes that the tests name, and come to another Remote.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
-import copy
 import functools
 import importlib
 import io
 import json
-import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 _SAFE_INTEGER = 1 << 53
@@ -37,7 +34,7 @@ _MADE_AGAIN: Mapping[str, str] = {
     "Decimal": "decimal",
     "Fraction": "fractions",
 }
-_CONTAINERS: Mapping[str, type] = {
+CONTAINERS: Mapping[str, type] = {
     each.__name__: each
     for each in (list, dict, set, bytearray, collections.deque, collections.Counter, collections.OrderedDict)
 } | {"defaultdict": collections.defaultdict}
@@ -48,7 +45,13 @@ _VIEWS: Mapping[str, Callable[[list[Any]], Any]] = {
 }
 _NONE: dict[Any, Any] = {}
 _VIEW_TYPES: Any = (type(_NONE.keys()), type(_NONE.values()), type(_NONE.items()))
-_CHANGEABLE = tuple(_CONTAINERS.values())
+_CHANGEABLE = tuple(CONTAINERS.values())
+
+# Operators of two operands, by their names in ``operator``.
+ARITHMETIC = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift"),
+)
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 Node = Any  # what JSON can say
 
@@ -192,7 +195,7 @@ class Codec:
             return object.__new__(self.names[extra])
         if kind == "defaultdict":
             return collections.defaultdict(self.decode(extra, ()) if extra else None)
-        return collections.deque(maxlen=extra) if kind == "deque" else _CONTAINERS[kind]()
+        return collections.deque(maxlen=extra) if kind == "deque" else CONTAINERS[kind]()
 
     def fill(self, value: Any, contents: Node, objects: Sequence[Any]) -> None:
         """Makes an object hold these contents and nothing else."""
@@ -205,7 +208,7 @@ class Codec:
                 if not name.startswith("__"):
                     object.__setattr__(value, name, self.decode(each, objects))
             return
-        if issubclass(_CONTAINERS[kind], dict):
+        if issubclass(CONTAINERS[kind], dict):
             pairs = [(self.decode(key, objects), self.decode(each, objects)) for key, each in items]
             dict.clear(value)
             dict.update(value, pairs)
@@ -318,8 +321,8 @@ class SocketPeer:
         objects = Objects()
         said = [self._codec.encode(each, objects) for each in values]
         capture = what == "call" and sys.stdout is not sys.__stdout__
-        self._send({"ask": what, "values": said, "objects": self._all(objects, 0), "print": capture, "plain": plain})
-        while "ask" in (reply := self._receive()):
+        self.send({"ask": what, "values": said, "objects": self._all(objects, 0), "print": capture, "plain": plain})
+        while "ask" in (reply := self.receive()):
             self.reply(reply)
         if reply.get("printed"):
             sys.stdout.write(reply["printed"])
@@ -346,12 +349,12 @@ class SocketPeer:
         except BaseException as problem:
             what, objects, changed = "raised", Objects(given), {}
             node = self._codec.encode(RuntimeError(f"{type(problem).__name__}: {problem}"), objects)
-        self._send({what: node, "objects": changed, "printed": printed.getvalue()})
+        self.send({what: node, "objects": changed, "printed": printed.getvalue()})
 
     def serve(self) -> NoReturn:
         """Serves requests until the other side ends."""
         while True:
-            self.reply(self._receive())
+            self.reply(self.receive())
 
     def _all(self, objects: Objects, first: int, before: Mapping[str, Node] = types.MappingProxyType({})) -> Node:
         """The contents of the objects from ``first`` on that differ from ``before``; encoding may add objects."""
@@ -373,12 +376,12 @@ class SocketPeer:
             return [self._codec.decode(each, known) for each in message["values"]]
         return self._codec.decode(message["value" if "value" in message else "raised"], known)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         left = memoryview(json.dumps(message).encode() + b"\n")
         while left:
             left = left[os.write(self._socket, left) :]
 
-    def _receive(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         while (end := self._buffer.find(b"\n")) < 0:
             try:
                 chunk = os.read(self._socket, 1 << 16)
@@ -424,85 +427,3 @@ def _standard_module(name: str) -> types.ModuleType:
     if name.partition(".")[0] not in sys.stdlib_module_names:
         raise ValueError(f"{name} is no module of the standard library")
     return importlib.import_module(name)
-
-
-# ---- the answer ------------------------------------------------------------------------------------------------------
-
-# Operators of two operands that the tests may ask for, by their names in ``operator``.
-BINARY = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift"),
-    *("eq", "ne", "lt", "le", "gt", "ge"),
-)
-_PLAIN = (int, float, str, complex, bytes, tuple, frozenset, *_CONTAINERS.values())
-_ON_OBJECTS: Mapping[str, Callable[..., Any]] = {
-    **{each: getattr(operator, each) for each in (*BINARY, "neg", "pos", "invert", "index")},
-    **{each.__name__: each for each in (abs, bool, dir, float, complex, hash, int, iter, len, next, repr, reversed)},
-    **{each.__name__: each for each in (round, str, format, getattr, setattr, delattr, isinstance, issubclass)},
-    "divmod": divmod,
-    "getitem": operator.getitem,
-    "setitem": operator.setitem,
-    "delitem": operator.delitem,
-    "contains": operator.contains,
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "call": lambda function, arguments, named: function(*arguments, **named),
-    "send": lambda generator, value: generator.send(value),
-    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
-    "plain": lambda value: value if isinstance(value, _PLAIN) else NotImplemented,
-}
-
-
-class _Passed:
-    """A function or an iterator of the tests, in the answer's process."""
-
-    def __init__(self, channel: SocketPeer, number: int) -> None:
-        self._channel, self.number = channel, number
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._channel.ask("call", self, arguments, named)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._channel.ask("next", self)
-
-
-def run_answer(socket: int) -> NoReturn:
-    """Runs the code of an answer, and serves the requests of the tests."""
-    module = types.ModuleType("answer")
-    names = module.__dict__
-    sys.modules["answer"], sys.argv = module, ["answer.py"]
-    subjects: tuple[type, ...] = ()
-
-    def load(before: str, code: str, shared: Sequence[str], named: Sequence[str]) -> None:
-        nonlocal subjects
-        codec.names = names
-        for source, name in ((before, "<before>"), (code, "<answer>")):
-            exec(compile(source, name, "exec", 0, True), names)  # noqa: S102 - what the sandbox is for
-        codec.shared = frozenset(shared)
-        subjects = tuple(each for name in named if isinstance(each := names.get(name), type))
-
-    def perform(what: str, *values: Any) -> Any:
-        if what == "load":
-            load(*values)
-            return None
-        if what == "name":
-            return (True, names[values[0]]) if values[0] in names else (False, None)
-        return _ON_OBJECTS[what](*values)
-
-    codec = Codec(
-        lambda node: _Passed(channel, node["mine"]),
-        lambda value: value.number if type(value) is _Passed else None,
-        lambda value: isinstance(value, subjects),
-    )
-    channel = SocketPeer(socket, codec, perform)
-    channel._send({"hello": True})
-    try:
-        channel.serve()
-    finally:
-        os._exit(0)
-
-
-if __name__ == "__main__":
-    run_answer(int(sys.argv[2]))

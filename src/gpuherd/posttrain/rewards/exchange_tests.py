@@ -1,12 +1,6 @@
-"""The program that runs the tests of an answer in the sandbox, next to the one that runs the answer (``exchange``).
-Standard library alone.
+"""The program that runs the tests of an answer in the sandbox, and reports each (``exchange``).
 
-An object of the answer that can't be copied is a ``Remote`` here. Operators between a Remote and plain data are the one
-way in which an answer could decide: it is compared by its plain value, where its class derives from plain data, and
-never by the answer's ``__eq__``; sums and products are the answer's only for classes that the tests name, and come to
-another Remote.
-
-    python -c SOURCE tests REPORTS SOCKET      reads what is to be tested from standard input
+python -c SOURCE REPORTS SOCKET      reads what is to be tested from standard input
 """
 
 from __future__ import annotations
@@ -22,11 +16,11 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from gpuherd.posttrain.rewards.exchange import BINARY, Codec, SocketPeer
+from gpuherd.posttrain.rewards.exchange import ARITHMETIC, Codec, SocketPeer
 
 _LONGEST = 500  # characters of a message
 _LONGEST_VALUE = 1 << 16
-_ANSWER_ENDED = 3  # exit code of the tests where the answer's process ended
+_ANSWER_ENDED = 3  # exit code where the answer's process ended
 
 
 class Remote:
@@ -160,7 +154,7 @@ def _compared(what: str) -> Callable[[Any, Any], Any]:
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Remote, f"__{_name}__", _compared(_name))
-for _name in BINARY[: -len(("eq", "ne", "lt", "le", "gt", "ge"))]:
+for _name in ARITHMETIC:
     setattr(Remote, f"__{_name.rstrip('_')}__", _combined(_name))
     setattr(Remote, f"__r{_name.rstrip('_')}__", _combined(_name, reflected=True))
 for _name in ("neg", "pos", "invert", "index", "abs", "bool", "float", "complex", "int", "len", "round", "reversed"):
@@ -310,7 +304,7 @@ def run_tests(reports: int, socket: int) -> None:
         report(place, kind, text[:_LONGEST])
 
     try:
-        exchange.channel._receive()  # it has started
+        exchange.channel.receive()  # it has started
         os.write(reports, told["nonce"].encode() + b"\n")
     except EOFError:
         os._exit(_ANSWER_ENDED)
@@ -361,5 +355,6 @@ def _read(count: int) -> bytes:
     return found
 
 
-if __name__ == "__main__":
-    run_tests(int(sys.argv[2]), int(sys.argv[3]))
+def main(words: Sequence[str]) -> None:
+    """The program."""
+    run_tests(int(words[0]), int(words[1]))

@@ -68,8 +68,11 @@ class FunctionName:
     function: str
 
     @classmethod
-    def of(cls, text: str) -> Self:
+    def of(cls, text: str, key: str = "reward", kind: str = "function") -> Self:
         """Reads ``package.module:function`` or ``path/to/file.py:function``.
+
+        Args:
+            key, kind: of the option, and what it names, for messages.
 
         Raises UsageError for another form, and for a file that is not there.
         """
@@ -77,11 +80,11 @@ class FunctionName:
         is_name = all(part.isidentifier() for part in place.split("."))
         if not colon or not function.isidentifier() or not (place.endswith(".py") or is_name):
             raise UsageError(
-                f"reward={printable(text)!r} is no function; write package.module:function or path/to/file.py:function"
+                f"{key}={printable(text)!r} is no {kind}; write package.module:{kind} or path/to/file.py:{kind}"
             )
         found = cls(place, function)
         if found.is_file and not Path(place).expanduser().is_file():
-            raise UsageError(f"reward={printable(text)!r}: there is no file {Path(place).expanduser().absolute()}")
+            raise UsageError(f"{key}={printable(text)!r}: there is no file {Path(place).expanduser().absolute()}")
         return found
 
     @property

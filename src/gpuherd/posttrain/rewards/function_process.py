@@ -78,10 +78,10 @@ class _Served:
 
     def _load(self, place: str, name: str) -> dict[str, Any]:
         try:
-            module = _module_of(Path(place)) if place.endswith(".py") else _imported(place)
+            module = import_place(place)
         except BaseException as problem:
             traceback.print_exc()
-            return {"problem": f"{place} can't be imported: {_said(problem)}"}
+            return {"problem": f"{place} can't be imported: {described(problem)}"}
         if not hasattr(module, name):
             names = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
             known = f"; it has {', '.join(names)}" if names else ""
@@ -137,13 +137,18 @@ class _Served:
         except BaseException as problem:
             if not quiet:
                 traceback.print_exc()
-            return {"problem": f"it raised {_said(problem)}", "place": None}
+            return {"problem": f"it raised {described(problem)}", "place": None}
+
+
+def import_place(place: str) -> Any:
+    """The module of a file that ends in ``.py``, or of a dotted name."""
+    return _module_of(Path(place)) if place.endswith(".py") else _imported(place)
 
 
 def _module_of(file: Path) -> types.ModuleType:
     """A file as a module, with its folder searched for what it imports, as of a script; never from compiled files."""
     sys.path.insert(0, str(file.parent))
-    module = types.ModuleType(file.stem if file.stem not in sys.modules else f"reward_{file.stem}")
+    module = types.ModuleType(file.stem if file.stem not in sys.modules else f"own_{file.stem}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
     exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
@@ -201,11 +206,15 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _said(problem: BaseException) -> str:
-    """An exception and the line of the function's file that it came from, for a message."""
+def described(problem: BaseException, caller: str = __file__) -> str:
+    """An exception and the line of the user's file that it came from, for a message.
+
+    Args:
+        caller: the file that has called the user's code.
+    """
     name = f"SystemExit ({problem.code})" if isinstance(problem, SystemExit) else type(problem).__name__
     text = "" if isinstance(problem, SystemExit) else str(problem)
-    ours = (__file__, importlib.__file__)
+    ours = (__file__, caller, importlib.__file__)
     frames = [each for each in traceback.extract_tb(problem.__traceback__) if each.filename not in ours]
     own = [each for each in frames if not each.filename.startswith("<frozen")]
     in_file = [each for each in own if each.filename == own[0].filename]

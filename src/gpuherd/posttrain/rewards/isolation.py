@@ -1,4 +1,4 @@
-"""The parts of a run's confinement that are set up from outside: bubblewrap's namespaces, a control group for memory.
+"""How code is confined, and what of it is set up from outside: bubblewrap's namespaces, a control group for memory.
 
 The control group counts memory that no limit of addresses does. Groups are created below this process's own group, or
 next to it where it can have no children (in version 2 a group with processes delegates no memory): where systemd
@@ -13,9 +13,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from gpuherd.errors import GpuherdError
+from gpuherd.posttrain.rewards.syscall_filter import filter_program
 
 # What code sees of /dev.
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -23,6 +26,54 @@ _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2 and of version
 _BESIDES = ("memory.swap.max", "memory.oom.group")
 _GUARDS = 96 << 20  # bytes for the processes that guard a run
 _left: list[Path] = []  # groups whose processes had not ended yet when they were to be removed
+
+
+class Mode(StrEnum):
+    """How code is confined, strongest first."""
+
+    BUBBLEWRAP = "bubblewrap"
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    NOTHING = "nothing"
+
+    @property
+    def isolates(self) -> bool:
+        """True where code has namespaces of its own: root folder, processes, network."""
+        return self in (Mode.BUBBLEWRAP, Mode.NAMESPACES)
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """The confinement that works on this machine.
+
+    Attributes:
+        mode: by what.
+        filtered: system calls that only do harm are refused.
+        why: what each stronger mode failed of.
+    """
+
+    mode: Mode
+    filtered: bool
+    why: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> str:
+        """In one line, for logs."""
+        filtered = "a filter of system calls" if self.filtered else "no filter of system calls"
+        what = {
+            Mode.BUBBLEWRAP: "bubblewrap: namespaces of users, mounts, processes and network",
+            Mode.NAMESPACES: "namespaces of users, mounts, processes and network",
+            Mode.LANDLOCK: "Landlock (no file can be written)",
+            Mode.NOTHING: "no protection but limits of time and memory",
+        }[self.mode]
+        reasons = f" ({'; '.join(self.why)})" if self.why else ""
+        return f"code runs with {what} and {filtered}{reasons}"
+
+
+@functools.cache
+def filter_for(mode: Mode, children: bool = False) -> bytes | None:
+    """The filter of system calls; None where they are not known on this machine."""
+    return filter_program(os.uname().machine, children=children, namespaces=mode.isolates)
 
 
 @functools.cache

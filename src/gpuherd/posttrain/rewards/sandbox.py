@@ -25,17 +25,26 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import IO
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.rewards.isolation import bubblewrap, interpreter, memory_group, readable
-from gpuherd.posttrain.rewards.syscall_filter import filter_program
+from gpuherd.posttrain.rewards.isolation import (
+    Mode,
+    Protection,
+    bubblewrap,
+    filter_for,
+    interpreter,
+    memory_group,
+    readable,
+)
 
 _MOST_PROCESSES = 8
 _STARTING_SECONDS = 30.0  # a busy machine's, before the code itself runs; not counted among its own
 _CHUNK = 1 << 16
+_HARNESS = Path(__file__).with_name("harness.py")
+_EXCHANGE, _ANSWER, _TESTS = (Path(__file__).with_name(f"exchange{each}.py") for each in ("", "_answer", "_tests"))
+_SHARED = f"{__name__.rpartition('.')[0]}.exchange"  # by which name the other two import it
 _CONFINE = Path(__file__).with_name("confine.py")
 # By what a run was ended, in words.
 LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed from outside"}
@@ -43,20 +52,6 @@ LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed 
 
 class NoProtection(GpuherdError):
     """No way to confine code written by a model works on this machine."""
-
-
-class Mode(StrEnum):
-    """How code is confined, strongest first."""
-
-    BUBBLEWRAP = "bubblewrap"
-    NAMESPACES = "namespaces"
-    LANDLOCK = "landlock"
-    NOTHING = "nothing"
-
-    @property
-    def isolates(self) -> bool:
-        """True where code has namespaces of its own: root folder, processes, network."""
-        return self in (Mode.BUBBLEWRAP, Mode.NAMESPACES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,34 +133,6 @@ class Outcome:
     stderr: str
     reports: dict[int, tuple[str, str] | None] = field(default_factory=dict)
     cpu_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Protection:
-    """The confinement that works on this machine.
-
-    Attributes:
-        mode: by what.
-        filtered: system calls that only do harm are refused.
-        why: what each stronger mode failed of.
-    """
-
-    mode: Mode
-    filtered: bool
-    why: tuple[str, ...] = ()
-
-    @property
-    def told(self) -> str:
-        """In one line, for logs."""
-        filtered = "a filter of system calls" if self.filtered else "no filter of system calls"
-        what = {
-            Mode.BUBBLEWRAP: "bubblewrap: namespaces of users, mounts, processes and network",
-            Mode.NAMESPACES: "namespaces of users, mounts, processes and network",
-            Mode.LANDLOCK: "Landlock (no file can be written)",
-            Mode.NOTHING: "no protection but limits of time and memory",
-        }[self.mode]
-        reasons = f" ({'; '.join(self.why)})" if self.why else ""
-        return f"code runs with {what} and {filtered}{reasons}"
 
 
 class Sandbox:
@@ -338,7 +305,7 @@ def _command(spec: dict[str, object], mode: Mode) -> list[str]:
     python = [interpreter(), "-I", "-S"]
     if mode is not Mode.BUBBLEWRAP:
         return [*python, str(_CONFINE), json.dumps(spec)]
-    wrapped = [*bubblewrap(), "--", *python, "-c", _text("confine"), json.dumps(spec)]
+    wrapped = [*bubblewrap(), "--", *python, "-c", _CONFINE.read_text(encoding="utf-8"), json.dumps(spec)]
     if spec["group"] is None:
         return wrapped
     return ["/bin/sh", "-c", '{ echo 0 > "$0"; } 2>/dev/null; exec "$@"', str(spec["group"]), *wrapped]
@@ -365,6 +332,7 @@ def _spec(work: Work, limits: Limits, mode: Mode, status_to: int, reports_to: in
         "OMP_NUM_THREADS": "1",
     }
     python = [interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c"]
+    harness = [*python, _tested_by(_TESTS) if work.tested else _HARNESS.read_text(encoding="utf-8")]
     return {
         "mode": mode.value,
         "parent": os.getpid(),
@@ -375,24 +343,22 @@ def _spec(work: Work, limits: Limits, mode: Mode, status_to: int, reports_to: in
         "limits": os_limits,
         "filter": "" if program is None else program.hex(),
         # A socket's number is put behind where there are two that talk to each other.
-        "program": [*python, *([_tests(), "tests"] if work.tested else [_text("harness")]), str(reports_to)],
-        "answer": [*python, _text("exchange"), "answer"] if work.tested else None,
+        "program": [*harness, str(reports_to)],
+        "answer": [*python, _tested_by(_ANSWER)] if work.tested else None,
         "environment": environment,
     }
 
 
 @functools.cache
-def _text(program: str) -> str:
-    """The source of a program that runs where no file of ours can be read."""
-    return Path(__file__).with_name(f"{program}.py").read_text(encoding="utf-8")
-
-
-def _tests() -> str:
-    """The source of the tests' program, with the module that it imports."""
-    name = f"{__package__}.exchange"
+def _tested_by(own: Path) -> str:
+    """The source of one of the two programs of ``exchange``, with what they share: that is a module while the other is
+    read, and none that an answer could import."""
+    shared, source = (each.read_text(encoding="utf-8") for each in (_EXCHANGE, own))
     return (
-        f"import sys, types\nsys.modules[{name!r}] = module = types.ModuleType({name!r})\n"
-        f"exec({_text('exchange')!r}, module.__dict__)\nexec({_text('exchange_tests')!r})\n"
+        f"import sys, types\nnames, shared = {{'__name__': {own.stem!r}}}, types.ModuleType({_SHARED!r})\n"
+        f"sys.modules[{_SHARED!r}] = shared\nexec(compile({shared!r}, 'exchange', 'exec'), shared.__dict__)\n"
+        f"exec(compile({source!r}, {own.stem!r}, 'exec'), names)\n"
+        f"del sys.modules[{_SHARED!r}], shared\nnames['main'](sys.argv[1:])\n"
     )
 
 
@@ -424,12 +390,6 @@ def _reports(lines: bytes, nonce: str) -> dict[int, tuple[str, str] | None]:
             told = str(json.loads(message)).encode(errors="replace").decode()
             found[int(place)] = None if kind == b"passed" else (kind.decode(), told)
     return found
-
-
-@functools.cache
-def filter_for(mode: Mode, children: bool = False) -> bytes | None:
-    """The filter of system calls; None where they are not known on this machine."""
-    return filter_program(os.uname().machine, children=children, namespaces=mode.isolates)
 
 
 def _fed(stdin: int, left: memoryview) -> memoryview:

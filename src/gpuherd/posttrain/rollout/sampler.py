@@ -7,6 +7,7 @@ decoded beside it, and so not on batches, shards, ranks or how many of them ther
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from gpuherd.errors import UsageError, printable
 from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
 from gpuherd.lm.forward import plan_batches
+from gpuherd.posttrain.data.chat import ChatTokenizer
 from gpuherd.posttrain.envs.episodes import Turns
 from gpuherd.posttrain.rewards.guarded import BadReward, rewards_of
 from gpuherd.posttrain.rollout.loading import kept
@@ -365,8 +367,18 @@ class Prompting(Turns):
     """Makes prompts of problems, all in one way. By the chat template a problem is the user's message, or a
     conversation."""
 
+    @cached_property
+    def _conversations(self) -> ChatTokenizer:
+        return ChatTokenizer(self._tokenizer)
+
     def of(self, problem: Problem) -> tuple[int, ...]:
-        """The prompt of a problem. Raises UsageError where it has no token."""
+        """The prompt of a problem. Raises UsageError where it has no token, and for a conversation with tools that no
+        chat template writes."""
+        if problem.chat:
+            if not self.chat:
+                raise UsageError(f"problem {problem.id} is a conversation: set generation.use_chat_template=true")
+            told = json.loads(problem.chat)
+            return self._conversations.prompt(told["messages"], told["tools"])
         if self.chat:
             turns = problem.messages or (("user", problem.prompt),)
             return self.of_messages([{"role": role, "content": content} for role, content in turns])

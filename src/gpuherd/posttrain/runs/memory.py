@@ -32,6 +32,7 @@ from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.posttrain.data.packing import mask_bytes
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
 from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS
 from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
@@ -57,6 +58,8 @@ _BOUNDLESS = GpuSpec("0", "", total=0, free=1 << 60)
 
 
 _FLOAT32 = 4
+# Bytes of two distributions of a chunk of tokens, their mixture and what is computed from them (algos.distill).
+_COMPARED = 2 * _FLOAT32 * CHUNK_NUMBERS
 _BEYOND_16_BITS = 2  # bytes a number: planners count a reward model in 16 bits, and a proxy scores in 32
 # Types of models whose logits are what their head answers, as ``engine.log_probs`` needs it to compute them in chunks.
 # All others are planned with whole logits, which are never less.
@@ -200,8 +203,14 @@ class Memory:
         if self._samples_by_vllm(choice):
             memory += self._by_vllm(family.reference, step.dataset)
             self._refuse(memory, f"{architecture.model} and vLLM's copy of it", choice.gpus)
-        for frozen_model in choice.make().frozen_models:
-            memory += self._frozen(frozen_model, job)
+        if packed := packing_mask(choice.options, job):
+            memory += packed
+            self._refuse(memory, f"{architecture.model} and the mask of packed rows", choice.gpus)
+        algorithm, asked = choice.make(), choice.gpus
+        memory += _COMPARED // MIB if algorithm.frozen_models else 0
+        for frozen_model in algorithm.frozen_models:
+            added, own_gpu = self._frozen(frozen_model, job)
+            memory = max(memory, own_gpu) if algorithm.frozen_apart else memory + added
             self._refuse(memory, f"{architecture.model} and {frozen_model}", choice.gpus)
         shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
         told = f"{job.method.upper()} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
@@ -211,8 +220,12 @@ class Memory:
             first = self._learning(step, proxy, self._of_proxy(job))
             if first > memory:
                 memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
-        each = "" if choice.gpus == 1 else " on each"
-        gpus = choice.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
+        if algorithm.frozen_apart:
+            asked *= 2
+            self._roomiest(asked, step.name)
+            told += f", {' and '.join(algorithm.frozen_models)} on {'another' if asked == 2 else 'others'}"
+        each = "" if asked == 1 else " on each"
+        gpus = asked if self._cards else 1  # on a machine without GPUs all processes are on the CPU
         host = host_words(architecture, job, self._settings.steps_of(choice, choice.gpus), choice.gpus, choice.gpus)
         return StepRequest(gpus, memory, f"{told}: {gib(memory * MIB)}{each}{host}")
 
@@ -227,14 +240,17 @@ class Memory:
         load = self._load(dataset, None)
         return resources_of(architecture, precision, load, self._cards, parallel="replica", most=1).memory_mb
 
-    def _frozen(self, model: str, job: TrainingJob) -> int:
-        """What a frozen model takes that reads the answers of a micro-batch, in MB: with its logits of all their tokens
-        and as many again in float32, of which one answer's at a time are needed."""
+    def _frozen(self, model: str, job: TrainingJob) -> tuple[int, int]:
+        """What a frozen model takes that reads the answers of a micro-batch, in MB: next to another model, and on a GPU
+        of its own. Of a head that is not plain the logits of all their tokens are there, in float32 at most."""
         architecture, precision = read_with_precision(model, None)
         load = Workload(job.batch, job.prompt_tokens + job.new_tokens, 1)
-        logits = _FLOAT32 * (job.batch + 1) * job.new_tokens * architecture.vocab_size
+        plain = architecture.model_type in PLAIN_HEADS
+        logits = job.batch * job.new_tokens * architecture.vocab_size
+        logits = min(logits, CHUNK_NUMBERS) if plain else logits
         demand = resources_of(architecture, precision, load, self._cards, parallel="replica", most=1)
-        return _additional(demand) + -(-logits // MIB)
+        more = -(-_FLOAT32 * logits // MIB)
+        return _additional(demand) + more, demand.memory_mb + more
 
     def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
         """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
@@ -302,7 +318,7 @@ class Memory:
             new_tokens=told.generation.max_new_tokens,
             sampled=1 if self._samples_by_vllm(choice) else told.generation.batch_size,
             weighs=isinstance(choice.options, PolicyOptions),
-            chunked=architecture.model_type in PLAIN_HEADS and not algorithm.whole_logits,
+            chunked=architecture.model_type in PLAIN_HEADS,
         )
         if isinstance(choice.options, ComparingOptions):
             job = replace(job, batch=2 * job.batch)  # of a comparison both sides are read
@@ -347,6 +363,14 @@ def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, 
         return learnt
     tokens = job.batch * (job.prompt_tokens + job.new_tokens)
     return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
+
+
+def packing_mask(options: Any, job: TrainingJob) -> int:
+    """What the attention mask of a micro-batch of packed rows takes in each process, in MB; 0 without packing."""
+    if not getattr(options, "packing", False):
+        return 0
+    itemsize = 2 if job.precision is TrainingPrecision.BF16 else _FLOAT32
+    return -(-mask_bytes(job.batch, job.prompt_tokens + job.new_tokens, itemsize) // MIB)
 
 
 def _additional(demand: PlannedRequest) -> int:

@@ -13,9 +13,12 @@ from gpuherd.lm.guidance.guide import first_difference, refuse_other_tokens
 from gpuherd.models.load.identity import files_digest, model_files
 from gpuherd.models.load.identity import reference as model_reference
 from gpuherd.posttrain.algos.sft import Source
+from gpuherd.posttrain.data.chat import refuse_without_template
 from gpuherd.posttrain.data.dataset import DataTask
 from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.preference_rows import CONVERSATION, conversation_of
 from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.engine.callbacks import check_callbacks
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
 from gpuherd.posttrain.preference.reward_model import refuse_base
@@ -71,7 +74,7 @@ def _problems(task: Task, split: Split, count: int, seed: int, where: str) -> li
     except UsageError as problem:
         raise UsageError(f"{where}: {problem}") from None
     if not found:
-        raise GpuherdError(f"{where}: there is no problem")
+        raise GpuherdError(f"{where}: there is no problem{'' if split is Split.TRAIN else ' with an answer'}")
     if len({each.id for each in found}) < len(found):
         raise GpuherdError(f"{where}: two problems have one id")
     return found
@@ -94,7 +97,7 @@ class Prepared:
             read.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
         reward_models: of the data sets whose completions a model scores.
-        short: warnings of answers that exceed a model's context length.
+        warnings: of options that are seldom meant, and of answers that exceed a model's context length.
         right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
         inputs: a digest of each data set's problems, of each reward function and of each model's files: a run doesn't
             go on with others.
@@ -106,7 +109,7 @@ class Prepared:
     splits: Mapping[str, Mapping[Split, int]]
     prompt_tokens: Mapping[str, int]
     reward_models: Mapping[str, str]
-    short: tuple[str, ...]
+    warnings: tuple[str, ...]
     right_or_wrong: frozenset[str]
     inputs: Mapping[str, str]
 
@@ -120,6 +123,8 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     Raises UsageError, MissingModel, BadModel; what reading data raises.
     """
     choices = settings.choices()
+    seldom_meant = _seldom_meant(settings, choices)
+    check_callbacks(settings.callbacks)
     for key, block in ((COLLECTING, settings.generation), (EVALUATING, settings.evaluation)):
         if block.backend is BackendName.VLLM:
             for family in settings.families().values():
@@ -152,10 +157,11 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
                 put = [training_problems(settings, name, each) for each in as_asked if each is not task]
                 longest[name] = max(_longest(each, settings) for each in (found, *put))
                 texts[name] = [Texts([each.prompt for each in found])]
-                shown = [each for each in found if each.answers] if imitates else []
-                texts[name].append(Texts([each.prompt for each in shown], [each.answers[0] for each in shown]))
+                _check_conversations(name, settings, choices, found)
+                texts[name].append(_imitated(found if imitates else []))
             if name in asked_on:
                 asked.append(found := evaluation_problems(settings, name, task))
+                _check_conversations(name, settings, (), found)
                 evaluated[name] = len(found)
                 inputs[f"datasets.{name}, evaluation"] = _digest(found)
                 put = [evaluation_problems(settings, name, each) for each in as_asked if each is not task]
@@ -192,10 +198,60 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         splits,
         longest,
         reward_models,
-        _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
+        seldom_meant
+        + _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
         frozenset(right_or_wrong),
         inputs,
     )
+
+
+def _imitated(problems: Sequence[Problem]) -> Texts:
+    """The texts that SFT learns from, each with all that stands before it."""
+    pairs: list[tuple[str, str]] = []
+    for each in problems:
+        conversation = conversation_of(each)
+        if conversation is not None:
+            pairs += conversation.texts
+        elif each.answers:
+            pairs.append((each.prompt, each.answers[0]))
+    return Texts([prompt for prompt, _ in pairs], [answer for _, answer in pairs])
+
+
+def _check_conversations(
+    name: str, settings: Settings, choices: Sequence[AlgorithmConfig], problems: Sequence[Problem]
+) -> None:
+    """Raises UsageError for conversations that no chat template writes, and for an algorithm that asks for answers to
+    some that say none."""
+    talks = [each for each in problems if CONVERSATION in each.hidden or each.chat]
+    if not talks:
+        return
+    where = f"datasets.{name}: {len(talks)} of its problems are conversations with several answers or tools"
+    if not settings.generation.use_chat_template:
+        raise UsageError(f"{where}, which the chat template writes; set generation.use_chat_template=true")
+    for family in settings.families().values():
+        try:
+            refuse_without_template(model_files(family.reference).tokenizer_folder, family.reference)
+        except UsageError as problem:
+            raise UsageError(f"{where}: {problem}") from None
+    silent = sum(not each.answers for each in talks)
+    asking = [each.name for each in choices if getattr(each.options, "source", None) != Source.ANSWERS]
+    if silent and asking:
+        raise UsageError(
+            f"{where}, and in {silent} the assistant calls tools alone: SFT learns from them, and {', '.join(asking)} "
+            "can't ask for an answer; leave these rows out, or train that on other data"
+        )
+
+
+def _seldom_meant(settings: Settings, choices: Sequence[AlgorithmConfig]) -> tuple[str, ...]:
+    """The algorithms' warnings of their options (``Algorithm.check``), with whole keys. Raises UsageError."""
+    found = []
+    for each in choices:
+        key = f"algos.{each.name}"
+        try:
+            found += [f"{key}.{warning}" for warning in each.make().check(settings.generation.sampling(0))]
+        except UsageError as problem:
+            raise UsageError(f"{key}.{problem}") from None
+    return tuple(found)
 
 
 def _checked_reward(name: str, task: FunctionTask, asked: Sequence[Sequence[Problem]]) -> str:

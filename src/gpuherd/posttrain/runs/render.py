@@ -53,7 +53,7 @@ def notices(settings: Settings, prepared: Prepared) -> list[str]:
         lines.append(printable(f"{name}: {', '.join(parts)}"))
     drawing = [each.name for each in prepared.choices if each.draws]
     found = cut_draws(settings.generation.sampling(0), ", ".join(drawing), "generation") if drawing else None
-    warnings = [*([] if found is None else [found]), *prepared.short]
+    warnings = [*([] if found is None else [found]), *prepared.warnings]
     return [*lines, *(f"warning: {each}" for each in warnings)]
 
 

@@ -145,7 +145,9 @@ def _with_gpus(config: AlgorithmConfig, block: _Block, strategy: Strategy) -> Al
 
 
 # Where and when things run, not what comes out: a run that goes on may have others.
-NEUTRAL = frozenset({"engine", "output_dir", "resume_from", "job_priority", "system.use_parallel_execution"})
+NEUTRAL = frozenset(
+    {"callbacks", "engine", "output_dir", "resume_from", "job_priority", "system.use_parallel_execution"}
+)
 # How work is divided among jobs: results are the same to the bit.
 DIVISION = frozenset({"parallel_generation", "data_collection.shards", "evaluation.shards"})
 
@@ -173,6 +175,7 @@ class Settings:
             algorithms whose data may come from another policy (``Algorithm.off_policy``). It changes results.
         job_priority: dotted name of a function: ``rounds.priority.JobDescription`` -> int, higher first; None: earlier
             rounds first.
+        callbacks: classes that are called while models are trained (``engine.callbacks``).
         resume_from: the folder of a run that goes on, as ``--resume``.
         output_dir: where experiments are.
         engine: what runs the jobs, as ``engines.block`` reads it; flags go before it.
@@ -192,6 +195,7 @@ class Settings:
     parallel_generation: bool = True
     async_rounds: bool = False
     job_priority: str | None = None
+    callbacks: tuple[str, ...] = ()
     resume_from: str | None = None
     output_dir: str = "outputs"
     engine: Any = None
@@ -386,6 +390,7 @@ def absolute(settings: Settings) -> Settings:
         datasets=datasets,
         models=families,
         algos={name: _options(block) for name, block in settings.algos.items()},
+        callbacks=tuple(str(FunctionName.of(each, "callbacks", "class").absolute) for each in settings.callbacks),
     )
 
 

@@ -220,7 +220,7 @@ def _training(work: Work, world: World) -> Training:
         root=work.folder.root,
         digests=world.broadcast({name: each.sha256 for name, each in models.items()} if world.is_main else {}),
         reward_batch_size=settings.data_collection.reward_batch_size,
-        extra={"hooks": Hooks(stopping=work.stopping)},
+        extra={"hooks": Hooks(stopping=work.stopping, callbacks=settings.callbacks)},
         backend=settings.generation.backend,
     )
 
