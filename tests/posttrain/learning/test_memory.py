@@ -18,21 +18,27 @@ from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrecision, TrainingUsage
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
-from gpuherd.posttrain.learning.preflight import check_data
-from gpuherd.posttrain.rollout.lengths import Lengths, Texts, lengths_of
+from gpuherd.posttrain.learning.preflight import check_data, foretell, need_of, training_task
+from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
+from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, lengths_of
 from gpuherd.standin.machine import SimulatedMachine
 
 GIB = 1 << 30
 
 
-def config(name: str = "gpt2", **blocks: Any) -> TrainConfig:
-    """A configuration of the model of this name."""
+def config(name: str = "gpt2", **blocks: Any) -> TrainSettings:
+    """A training of the model of this name."""
     model = {"model_name_or_path": name, **blocks.pop("model", {})}
-    found: TrainConfig = read(TrainConfig, {**blocks, "model": model})
-    return found
+    env = {} if "data_file" in blocks.get("training", {}) else {"policy_env": {"dataset": "arithmetic"}}
+    return settings_of({**env, **blocks, "model": model})
+
+
+def job_of(
+    told: TrainSettings, trained: Precision, processes: int, lengths: Lengths = UNKNOWN, frozen: Precision | None = None
+) -> TrainingJob:
+    """The training in the planner's words."""
+    task = training_task(told, (), processes, lengths)
+    return task.job(trained, trained if frozen is None else frozen, chunked=False)
 
 
 def cards(count: int, size: int) -> list[GpuSpec]:
@@ -59,7 +65,7 @@ def test_the_data_says_how_long_prompts_are(policy_model: Path, tmp_path: Path) 
     assert 1202 < found.prompt < 1300 and (found.answer, found.turns) == (None, 3)  # the environment says more
     assert lengths_of(check_data(told), model, chat=True).prompt == found.prompt + 62
     job = job_of(told, Precision.FP32, 1, found)
-    assert (job.prompt_tokens, job.new_tokens) == (found.prompt, 3 * min(told.model.max_new_tokens, 512))
+    assert (job.prompt_tokens, job.new_tokens) == (found.prompt, 3 * told.sampling.max_new_tokens)
     need = need_of(told, cards(1, 40 * GIB), 1, found)
     assert f"with prompts of {found.prompt} tokens at most" in need.sentence and "up to 3 turns" in need.sentence
     assert need.memory_mb > need_of(told, cards(1, 40 * GIB), 1).memory_mb

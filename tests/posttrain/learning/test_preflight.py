@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.preflight import check_data
+from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 
 ENV = {"env_type": "math", "problems": [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(12)]}
 FEW = {"num_rollouts_per_iteration": 4}
 
 
-def config(algorithm: str, training: dict[str, Any], **blocks: Any) -> TrainConfig:
-    found: TrainConfig = read(TrainConfig, {"training": {"algorithm": algorithm, **training}, **blocks})
-    return found
+def config(algorithm: str, training: dict[str, Any], **blocks: Any) -> TrainSettings:
+    return settings_of({"training": {"algorithm": algorithm, **training}, **blocks})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,544 @@
+"""The keys of ``gpuherd train``'s file: a table of names for the options that ``gpuherd posttrain`` has too.
+
+Most keys are MRLM's names for options of an algorithm, of draws or of steps: type, default and range are those of the
+option that the table names. An algorithm's own block (``grpo:``) takes every option of its class by the option's name,
+so that an algorithm that is registered is trained by this command too. The other keys say what one training is made of
+beside its algorithm; ``settings`` makes something of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any, Literal
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.registry import algorithm_class, algorithms
+from gpuherd.posttrain.config.typed import read, read_keys
+from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
+from gpuherd.posttrain.envs.interface import EnvironmentOptions
+from gpuherd.posttrain.types import Algorithm, Sampling
+from gpuherd.runs.records import field_types, jsonable
+
+Dtype = Literal["auto", "float32", "fp32", "bfloat16", "bf16", "float16", "fp16"]
+Range = tuple[Callable[[float], bool], str]
+_OPTION: Any = object()  # the default is the option's
+_FROM_1: Range = (lambda value: value >= 1, "the least is 1")
+_FROM_0: Range = (lambda value: value >= 0, "the least is 0")
+_ABOVE_0: Range = (lambda value: value > 0, "it is above 0")
+_FRACTION: Range = (lambda value: 0 <= value <= 1, "it is from 0 to 1")
+_LAW: Range = (lambda value: 0 < value <= 1, "it is from 0 to 1, and above 0")
+_BELOW_1: Range = (lambda value: 0 <= value < 1, "it is from 0 to under 1")
+_ONE_FOLDER = "all of a training lies in its output folder; use output_dir or --output"
+_GREEDY = "policies are trained on drawn answers of the model itself; leave it out"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the file.
+
+    Attributes:
+        name: within its block.
+        to: the option that it stands for, after the class that has it (``options``: the algorithm's).
+        kind, default: annotation and default, where they aren't the option's.
+        right: what a number must be, where the option's class doesn't check it.
+        free: it changes no result: a training that goes on may have another.
+        refused: why nothing but the default is possible.
+    """
+
+    name: str
+    to: str = ""
+    kind: Any = None
+    default: Any = _OPTION
+    right: Range | None = None
+    free: bool = False
+    refused: str | None = None
+
+
+TOP = (
+    Key("experiment_name", kind=str, default="training"),
+    Key("description", kind=str, default="", free=True),
+    Key("tags", kind=tuple[str, ...], default=(), free=True),
+    Key("output_dir", kind=str | None, default=None, free=True),
+    Key("engine", kind=Any, default=None, free=True),  # as ``engines.block`` reads it, for the command line
+)
+BLOCKS: Mapping[str, tuple[Key, ...]] = {
+    "training": (
+        Key("algorithm", kind=str, default="ppo"),
+        Key("num_epochs", kind=int, default=100, right=_FROM_1),
+        Key("num_iterations", "options.max_steps", right=_FROM_1),
+        Key("batch_size", kind=int, default=32, right=_FROM_1),
+        Key("mini_batch_size", kind=int | None, default=None, right=_FROM_1),
+        Key("gradient_accumulation_steps", kind=int, default=1, right=_FROM_1, free=True),
+        Key("micro_batch_size", kind=int | None, default=None, right=_FROM_1, free=True),
+        Key("learning_rate", "options.lr", default=None),
+        Key("max_grad_norm", "options.grad_clip"),
+        Key("optimizer", "options.optimizer"),
+        Key("weight_decay", "options.weight_decay", right=_FROM_0),
+        Key("adam_beta1", kind=float, default=0.9, right=_BELOW_1),
+        Key("adam_beta2", kind=float, default=0.999, right=_BELOW_1),
+        Key("adam_epsilon", "options.eps", right=_ABOVE_0),
+        Key("lr_scheduler", "options.scheduler", default=None),
+        Key("warmup_steps", "options.warmup_steps", right=_FROM_0),
+        Key("num_rollouts_per_iteration", kind=int, default=128, right=_FROM_1),
+        Key("max_episode_length", kind=int, default=512, right=_FROM_1),
+        Key("eval_every", kind=int, default=10, right=(lambda value: value >= 0, "0 for never, or 1 and above")),
+        Key("eval_episodes", kind=int, default=10, right=_FROM_1),
+        Key("save_every", kind=int, default=10, right=_FROM_1, free=True),
+        Key("save_total_limit", kind=int | None, default=None, right=_FROM_1, free=True),
+        Key("checkpoint_dir", kind=Any, default=None, refused=_ONE_FOLDER),
+        Key("log_every", kind=int, default=1, right=_FROM_1, free=True),
+        Key("log_dir", kind=Any, default=None, refused=_ONE_FOLDER),
+        Key("use_tensorboard", kind=bool, default=False, free=True),
+        Key("wandb_project", kind=str | None, default=None, free=True),
+        Key(
+            "wandb_entity", kind=Any, default=None,
+            refused="set WANDB_ENTITY in the environment, which wandb reads itself",
+        ),
+        Key("wandb_run_name", kind=str | None, default=None, free=True),
+        Key("seed", "sampling.seed", right=_FROM_0),
+        Key("use_fp16", kind=bool, default=False),
+        Key("use_bf16", kind=bool, default=False),
+        Key("data_file", kind=str | None, default=None),
+        Key("max_problems", kind=int | None, default=None, right=_FROM_1),
+        Key("dynamic_batch_size", "steps.dynamic_batch_size", free=True),
+        Key("clear_cache_interval", "steps.clear_cache_interval", right=_FROM_1, free=True),
+    ),
+    "model": (
+        Key("model_name_or_path", kind=str, default="gpt2"),
+        Key("model_type", kind=Any, default=None, refused="the model's own config says what it is; leave it out"),
+        Key("tokenizer_name_or_path", kind=str | None, default=None),
+        Key(
+            "trust_remote_code", kind=bool, default=False,
+            refused="code that a model brings is not run while it is trained; use one without",
+        ),
+        Key("torch_dtype", kind=Dtype | None, default=None),
+        Key("dtype", kind=Dtype | None, default=None),
+        Key("use_flash_attention", kind=bool, default=False),
+        Key("attn_implementation", kind=Literal["eager", "sdpa", "flash_attention_2"] | None, default=None),
+        Key("gradient_checkpointing", "steps.gradient_checkpointing"),
+        Key("load_in_8bit", kind=bool, default=False),
+        Key("load_in_4bit", kind=bool, default=False),
+        Key("use_lora", kind=bool, default=False),
+        Key("lora_r", "lora.r", right=_FROM_1),
+        Key("lora_alpha", "lora.alpha", right=_ABOVE_0),
+        Key("lora_dropout", "lora.dropout", right=_BELOW_1),
+        Key("lora_target_modules", "lora.target_modules"),
+        Key("max_new_tokens", "sampling.max_new_tokens", right=_FROM_1),
+        Key("temperature", "sampling.temperature", right=_ABOVE_0),
+        Key("top_p", "sampling.top_p", kind=float | None, default=None, right=_LAW),
+        Key("top_k", "sampling.top_k", kind=int | None, default=None, right=_FROM_0),
+        Key("generation_batch_size", "sampling.batch_size", right=_FROM_1, free=True),
+        Key("do_sample", kind=bool, default=True, refused=_GREEDY),
+        Key("num_beams", kind=int, default=1, refused=_GREEDY),
+        Key("repetition_penalty", kind=float, default=1.0, refused=_GREEDY),
+        Key("length_penalty", kind=float, default=1.0, refused=_GREEDY),
+        Key("use_chat_template", "sampling.use_chat_template"),
+        Key("device", kind=str, default="auto"),
+        Key("device_map", kind=str | None, default=None),
+    ),
+    "distributed": (
+        Key("enabled", kind=bool | None, default=None, free=True),
+        Key("backend", kind=Literal["nccl", "gloo"] | None, default=None, free=True),
+        Key("num_gpus", kind=int | None, default=None, free=True),
+        Key("gpu_ids", kind=tuple[int, ...] | None, default=None, free=True),
+        Key("num_nodes", kind=int, default=1, free=True),
+        Key("node_rank", kind=int, default=0, free=True),
+        Key("master_addr", kind=str, default="localhost", free=True),
+        Key("master_port", kind=int | None, default=None, free=True),
+        Key("strategy", kind=Literal["single", "ddp", "fsdp", "deepspeed"], default=Strategy.DDP.value, free=True),
+        Key("fsdp_sharding_strategy", "steps.fsdp_sharding_strategy", free=True),
+        Key("fsdp_cpu_offload", "steps.fsdp_cpu_offload", free=True),
+        Key("deepspeed_config", kind=Any, default=None, free=True),
+        Key("zero_stage", kind=Any, default=None, free=True),
+    ),
+}  # fmt: skip
+ENVIRONMENTS = ("policy_env", "eval_envs")
+
+# Options that this command sets by other keys, or that mean something in rounds alone.
+_SET = {"online", "source", "pairing", "max_tries", "all_rounds", "save_every", "epochs", "batch_size", "lora", "betas"}
+# Keys of an environment that say where its server is; there is none.
+_SERVED = {"mode": Literal["server", "client"] | None, "remote": bool, "server_address": str | None}
+_OF_TASK = ("reward_model", "reward", "reward_timeout")
+
+
+def trained_by(name: str) -> type[Algorithm]:
+    """The algorithm of ``training.algorithm``. Raises UsageError for one that there isn't, or that trains no policy."""
+    possible = [block_of(kind) for kind in algorithms().values() if not kind.guided]
+    try:
+        kind: type[Algorithm] = algorithm_class(name)
+    except UsageError as problem:
+        raise UsageError(f"training.algorithm={name}: it is one of {', '.join(possible)} ({problem})") from None
+    if kind.guided:
+        raise UsageError(
+            f"training.algorithm={name}: it trains a classifier that guides a model, which gpuherd posttrain does; here"
+            f" it is one of {', '.join(possible)}"
+        )
+    return kind
+
+
+def block_of(kind: type[Algorithm]) -> str:
+    """The name of an algorithm's block: its own, in lower case."""
+    return kind.name.lower()
+
+
+@cache
+def block_keys(kind: type[Algorithm]) -> tuple[Key, ...]:
+    """The keys of an algorithm's block: its options by their names, and MRLM's names for some."""
+    names = {each.name for each in fields(kind.Options)}
+    found, done = (
+        [],
+        {each.to.partition(".")[2] for block in BLOCKS.values() for each in block if "options." in each.to},
+    )
+    done |= _SET | {"minibatch_size"}
+    if kind.memory.generates:
+        found += [
+            Key("group_size", "options.samples_per_prompt"),
+            Key("temperature", kind=float | None, default=None, right=_ABOVE_0),  # stands above the model's
+        ]
+        done |= {"samples_per_prompt"}
+        if "gamma" not in names:  # of later turns
+            found.append(Key("gamma", kind=float, default=1.0, right=_FRACTION))
+    if "reward_normalization" in names:
+        found.append(Key("normalize_rewards", kind=bool, default=True))
+    if "source" in names:
+        done |= {"samples_per_example"}
+        found += [
+            Key(
+                "collect_every", kind=int, default=1,
+                refused="one training collects once, before it begins; for more rounds use gpuherd posttrain",
+            ),
+            Key("max_trajectories", kind=int, default=1000, right=_FROM_1),
+        ]  # fmt: skip
+    if "samples_per_example" in names - done and "samples_per_prompt" not in names:
+        found.append(Key("samples_per_prompt", "options.samples_per_example"))
+        done |= {"samples_per_example"}
+    return (*found, *(Key(each.name, f"options.{each.name}") for each in fields(kind.Options) if each.name not in done))
+
+
+def _owner(kind: type[Algorithm], key: Key) -> tuple[type, str]:
+    """The class that has a key's option, and the option's name there."""
+    root, _, name = key.to.partition(".")
+    owners: dict[str, type] = {"options": kind.Options, "sampling": Sampling, "steps": StepOptions, "lora": Lora}
+    return owners[root], name
+
+
+def annotation(kind: type[Algorithm], key: Key) -> Any:
+    """What values a key takes."""
+    if key.kind is not None:
+        return key.kind
+    owner, name = _owner(kind, key)
+    found = field_types(owner)[name]
+    return found | None if key.default is None else found
+
+
+def default(kind: type[Algorithm], key: Key) -> Any:
+    """A key's value where the file has none; ``MISSING`` of one that it must have."""
+    if key.default is not _OPTION:
+        return key.default
+    owner, name = _owner(kind, key)
+    return next(each.default for each in fields(owner) if each.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A file as it was read.
+
+    Attributes:
+        keys: all keys in full, with typed values, defaults where the file has none; environments as they are made.
+        options: of the algorithm, as far as keys stand for them.
+        named: the key of each of these options.
+    """
+
+    keys: dict[str, Any]
+    options: dict[str, Any]
+    named: Mapping[str, str]
+
+
+def read_file(values: Mapping[str, Any]) -> tuple[type[Algorithm], Given]:
+    """The algorithm of a file, and its keys by the table. Raises UsageError, which names the key."""
+    values = {_block_name(name): each for name, each in values.items()}
+    training = values.get("training")
+    said = training.get("algorithm") if isinstance(training, Mapping) else None
+    kind = trained_by("ppo" if said is None else str(said))
+    possible = {block_of(each): each for each in algorithms().values() if not each.guided}
+    values = _respelled(kind, values)
+    top = {**{key.name: key.kind for key in TOP}, **dict.fromkeys((*BLOCKS, *ENVIRONMENTS, *possible), Any)}
+    read_keys(top, values, "", _all_keys(kind))
+    found = _block(kind, "", TOP, {key.name: values[key.name] for key in TOP if key.name in values})
+    for name, table in tables_of(kind).items():
+        found |= _block(kind, name, table, values.get(name))
+    for name, other in possible.items():
+        if other is not kind and values.get(name) is not None:  # looked at, and of no use
+            block = _block(other, name, block_keys(other), _respelled(other, {name: values[name]})[name])
+            make_options(other, *_options(other, block, (name,)))
+    _whole_steps(kind, training, found)
+    environments = [] if values.get("eval_envs") is None else values["eval_envs"]
+    if not isinstance(environments, list | tuple):
+        raise UsageError(f"eval_envs={environments}: it should be a list")
+    told = values.get("policy_env")
+    found["policy_env"] = None if told is None else read_environment("policy_env", told, "client")
+    found["eval_envs"] = tuple(
+        read_environment(f"eval_envs[{number}]", each, "server") for number, each in enumerate(environments)
+    )
+    return kind, Given(found, *_options(kind, found, tuple(tables_of(kind))))
+
+
+def tables_of(kind: type[Algorithm]) -> dict[str, Sequence[Key]]:
+    """The keys of each block that counts for an algorithm."""
+    return {**BLOCKS, block_of(kind): block_keys(kind)}
+
+
+def has_minibatches(kind: type[Algorithm]) -> bool:
+    """Whether an algorithm that samples may divide the rollouts of a step."""
+    return getattr(kind.Options, "minibatches", False)
+
+
+def _block_name(name: Any) -> str:
+    """A key at the top of the file; of an algorithm's block, whatever its spelling, the algorithm's name."""
+    if name in BLOCKS or name in ENVIRONMENTS or any(name == key.name for key in TOP):
+        return str(name)
+    try:
+        return block_of(algorithm_class(str(name)))
+    except UsageError:
+        return str(name)
+
+
+def _respelled(kind: type[Algorithm], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The file, with what the algorithm's block says by an option's own name (``lr``) where the table has its key.
+    Raises UsageError where both are there."""
+    own = block_of(kind)
+    found = {name: dict(each) if isinstance(each, Mapping) else each for name, each in values.items()}
+    told = found.get(own)
+    if not isinstance(told, dict):
+        return found
+    for option, key in _spellings(kind).items():
+        if option in told:
+            block, _, name = key.partition(".")
+            there = found.get(block) if found.get(block) is not None else found.setdefault(block, {})
+            if not isinstance(there, dict) or name in there:
+                raise UsageError(f"{own}.{option} and {key} are the same key; keep one")
+            there[name] = told.pop(option)
+    return found
+
+
+def _spellings(kind: type[Algorithm]) -> dict[str, str]:
+    """Options that keys of another name stand for, and these keys, in full."""
+    found = {"minibatch_size": "training.mini_batch_size"} if has_minibatches(kind) else {}
+    for block, table in tables_of(kind).items():
+        found |= {_owner(kind, key)[1]: f"{block}.{key.name}" for key in table if key.to.startswith("options.")}
+    own, names = block_of(kind), {each.name for each in fields(kind.Options)}
+    return {option: key for option, key in found.items() if option in names and key != f"{own}.{option}"}
+
+
+def _block(kind: type[Algorithm], block: str, table: Sequence[Key], values: Any) -> dict[str, Any]:
+    """The keys of a block in full, those that aren't given at their defaults. Raises UsageError."""
+    annotations = {each.name: annotation(kind, each) for each in table}
+    found = read_keys(annotations, {} if values is None else values, block, _all_keys(kind))
+    full = {}
+    for key in table:
+        name = f"{block}.{key.name}" if block else key.name
+        value = full[name] = found[key.name] if key.name in found else default(kind, key)
+        if value is MISSING:
+            raise UsageError(f"{name} is missing")
+        if key.right is not None and value is not None and not (math.isfinite(value) and key.right[0](value)):
+            raise UsageError(f"{name}={value}; {key.right[1]}")
+        if key.refused is not None and value != key.default:
+            shown = "" if key.default is None or isinstance(value, bool) else f"={value}"
+            raise UsageError(f"{name}{shown}: {key.refused}")
+    return full
+
+
+def _whole_steps(kind: type[Algorithm], training: Any, keys: dict[str, Any]) -> None:
+    """Of an algorithm that learns from all rollouts of a step at once: so many are its batch. Raises UsageError for
+    another."""
+    if not kind.memory.generates or has_minibatches(kind):
+        return
+    rollouts = keys["training.num_rollouts_per_iteration"]
+    for name in ("mini_batch_size", "batch_size"):
+        if (told := (training or {}).get(name)) not in (None, rollouts):
+            raise UsageError(
+                f"training.{name}={told}: {block_of(kind)} learns from all {rollouts} rollouts of a step at once "
+                "(num_rollouts_per_iteration); leave it out"
+            )
+    keys["training.batch_size"] = rollouts
+
+
+@cache
+def _all_keys(kind: type[Algorithm]) -> tuple[str, ...]:
+    return tuple(f"{block}.{key.name}" for block, table in tables_of(kind).items() for key in table)
+
+
+def _options(
+    kind: type[Algorithm], keys: Mapping[str, Any], blocks: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The algorithm's options that keys of these blocks stand for, and the key of each."""
+    tables = tables_of(kind)
+    known = {each.name: each.default for each in fields(kind.Options)}
+    options: dict[str, Any] = {}
+    named: dict[str, str] = {}
+    for block in blocks:
+        for key in tables[block]:
+            option = key.to.removeprefix("options.")
+            if key.to == f"options.{option}" and option in known:
+                named[option], value = f"{block}.{key.name}", keys[f"{block}.{key.name}"]
+                if value is not None or known[option] is None or key.default is _OPTION:
+                    options[option] = value  # null: the algorithm's own
+    return options, named
+
+
+def make_options(kind: type[Algorithm], options: Mapping[str, Any], named: Mapping[str, str]) -> Any:
+    """The algorithm's options. Raises UsageError, which names the keys of the file."""
+    block = block_of(kind)
+    try:
+        return read(kind.Options, options, block)
+    except UsageError as problem:
+        text = str(problem)
+        for option, key in named.items():
+            before, behind = f"{block}.{option}", text.removeprefix(f"{block}.{option}")
+            if text.startswith(before) and not behind[:1].isidentifier():
+                text = f"{key}{behind}"
+                break
+        raise UsageError(text) from None
+
+
+def read_environment(where: str, values: Any, other: str) -> EnvironmentOptions:
+    """An environment of a block.
+
+    Args:
+        other: the ``mode`` that would be wrong here.
+
+    Raises UsageError, which names the key.
+    """
+    kinds = {
+        **field_types(EnvironmentOptions),
+        **{name: field_types(TaskOptions)[name] for name in _OF_TASK},
+        **_SERVED,
+    }
+    given = read_keys({name: each for name, each in kinds.items() if name not in ("only", "task")}, values, where)
+    if given.pop("remote", False) or given.pop("server_address", None) is not None:
+        raise UsageError(
+            f"{where}: environments behind a gRPC server are not reached from here; name one that runs here"
+        )
+    if given.pop("mode", None) == other:
+        what = (
+            ("the policy is trained in it", "server") if other == "client" else ("nothing is trained in it", "client")
+        )
+        raise UsageError(f"{where}.mode={other}: {what[0]}; leave it out, or say {what[1]}")
+    if given.get("env_type") == "custom" and given.get("custom_class") is None:
+        raise UsageError(f"{where}.custom_class is missing: the dotted name of an environment")
+    if given.get("env_type") != "custom" and (given.get("custom_class") is not None or given.get("custom_kwargs")):
+        raise UsageError(f"{where}.custom_class and custom_kwargs are for env_type custom")
+    if given.get("dataset") is None and given.get("problems") is None:
+        raise UsageError(f"{where}.dataset is missing: a task by name (arithmetic, gsm8k), or a file of problems")
+    if given.get("dataset") is not None and given.get("problems") is not None:
+        raise UsageError(f"{where}.problems and {where}.dataset are two sources of problems; keep one")
+    task = read(TaskOptions, {name: given.pop(name) for name in _OF_TASK if name in given}, where)
+    return read(EnvironmentOptions, {**given, "task": task}, where)
+
+
+def environment_keys(options: EnvironmentOptions) -> dict[str, Any]:
+    """The keys that ``read_environment`` makes equal options of."""
+    found = {name: each for name, each in jsonable(options).items() if name not in ("only", "task")}
+    return found | {name: getattr(options.task, name) for name in _OF_TASK}
+
+
+def is_free(key: str, kind: type[Algorithm]) -> bool:
+    """Whether a key changes no result, so that a training that goes on may have another value of it."""
+    block, _, name = key.rpartition(".")
+    if block in ENVIRONMENTS:
+        return name == "reward_timeout"
+    return any(each.free for each in {"": TOP, **tables_of(kind)}[block] if each.name == name)
+
+
+def wrong_together(kind: type[Algorithm], keys: Mapping[str, Any]) -> Iterator[str]:
+    """What contradicts itself in a file, a sentence each."""
+    yield from _training(kind, keys)
+    yield from _model(keys)
+    yield from _data(kind, keys)
+    yield from _distributed(keys)
+
+
+def _training(kind: type[Algorithm], keys: Mapping[str, Any]) -> Iterator[str]:
+    block = block_of(kind)
+    if keys["training.use_fp16"] and keys["training.use_bf16"]:
+        yield "training.use_fp16 and training.use_bf16 are both true; choose one (bf16 needs no loss scaling)"
+    if kind.memory.generates and (rollouts := keys["training.num_rollouts_per_iteration"]) % (
+        group := keys[f"{block}.group_size"]
+    ):
+        yield (
+            f"training.num_rollouts_per_iteration={rollouts} is no multiple of {block}.group_size={group}; groups are "
+            "whole"
+        )
+    if not kind.memory.generates and keys["training.log_every"] != 1:
+        yield f"training.log_every={keys['training.log_every']}: {block} logs every step; leave it at 1"
+
+
+def _model(keys: Mapping[str, Any]) -> Iterator[str]:
+    told = {key.name: keys[f"model.{key.name}"] for key in BLOCKS["model"]}
+    quantised = told["load_in_8bit"] or told["load_in_4bit"]
+    if None not in (told["torch_dtype"], told["dtype"]) and told["torch_dtype"] != told["dtype"]:
+        yield f"model.torch_dtype={told['torch_dtype']} and model.dtype={told['dtype']} are the same key; keep one"
+    if told["tokenizer_name_or_path"] not in (None, told["model_name_or_path"]):
+        yield "model.tokenizer_name_or_path: a model is trained with its own tokenizer; save it into the model's folder"
+    if told["load_in_8bit"] and told["load_in_4bit"]:
+        yield "model.load_in_8bit and model.load_in_4bit are both true; choose one"
+    if quantised and not told["use_lora"]:
+        yield "model.load_in_8bit and load_in_4bit: quantised weights are trained under an adapter; set model.use_lora"
+    if quantised and keys["distributed.strategy"] == "fsdp":
+        yield "model.load_in_8bit or load_in_4bit with distributed.strategy=fsdp: codes are not divided; use ddp"
+    if told["use_flash_attention"] and told["attn_implementation"] not in (None, "flash_attention_2"):
+        yield f"model.use_flash_attention and model.attn_implementation={told['attn_implementation']}: keep one"
+    if told["device"] not in ("auto", "cpu", "cuda"):
+        yield f"model.device={told['device']}; it is auto, cpu or cuda; which GPUs say distributed.gpu_ids"
+    if told["device_map"] not in (None, "auto", "cpu", "cuda"):
+        yield f"model.device_map={told['device_map']}; it is auto, cpu or cuda: processes share models by fsdp"
+
+
+def _data(kind: type[Algorithm], keys: Mapping[str, Any]) -> Iterator[str]:
+    name, file, env = block_of(kind), keys["training.data_file"], keys["policy_env"]
+    if kind.memory.generates:
+        if file is not None:
+            yield f"training.data_file: {name} samples itself; name its problems by policy_env.dataset"
+        if env is None:
+            yield f"policy_env is missing: {name} answers its problems"
+    elif file is None and env is None:
+        yield f"training.data_file is missing: {name} learns from it (or from a policy_env's problems)"
+    elif file is not None and env is not None:
+        yield "training.data_file and policy_env are two sources of what is learnt from; keep one"
+
+
+def _distributed(keys: Mapping[str, Any]) -> Iterator[str]:
+    told = {key.name: keys[f"distributed.{key.name}"] for key in BLOCKS["distributed"]}
+    number, ids, nodes, port = (told[name] for name in ("num_gpus", "gpu_ids", "num_nodes", "master_port"))
+    here = len(ids) if ids is not None else 1 if number is None else number
+    if told["strategy"] == "deepspeed" or told["deepspeed_config"] is not None or told["zero_stage"] is not None:
+        yield "distributed: DeepSpeed is not used; strategy: fsdp divides weights and states as ZeRO stage 3 does"
+    if number is not None and number < 1:
+        yield f"distributed.num_gpus={number}; the least is 1 (for a CPU: --device cpu)"
+    if ids is not None:
+        if len(set(ids)) < len(ids) or any(each < 0 for each in ids) or not ids:
+            yield f"distributed.gpu_ids={list(ids)}: numbers of GPUs from 0 on, each once"
+        elif number is not None and number != len(ids):
+            yield f"distributed.num_gpus={number}, and distributed.gpu_ids names {len(ids)}"
+    if nodes < 1 or not 0 <= told["node_rank"] < nodes:
+        yield f"distributed.node_rank={told['node_rank']} of num_nodes={nodes}: ranks are counted from 0"
+    many = here > 1 or nodes > 1
+    if told["enabled"] and not many:
+        yield f"distributed.enabled with {here} GPU; it takes 2 or more"
+    if told["enabled"] is False and many:
+        yield "distributed.enabled=false, and more than one GPU is asked for; leave one of the two out"
+    if many and told["strategy"] == "single":
+        yield "distributed.strategy=single with several processes; choose ddp or fsdp"
+    if told["fsdp_cpu_offload"] and told["strategy"] != "fsdp":
+        yield "distributed.fsdp_cpu_offload is for strategy fsdp"
+    if port is not None and not 1 <= port <= 65535:
+        yield f"distributed.master_port={port}; it is from 1 to 65535"
+    on_cpu = (keys["model.device"] if keys["model.device"] != "auto" else keys["model.device_map"]) == "cpu"
+    fitting = "gloo" if on_cpu else "nccl"
+    if many and told["backend"] not in (None, fitting):
+        place = "a CPU" if on_cpu else "GPUs"
+        yield f"distributed.backend={told['backend']}: tensors on {place} are exchanged by {fitting}; leave it out"
