@@ -215,9 +215,7 @@ def test_what_registers_itself_is_trained(tmp_path: Path, policy_model: Path) ->
         training: dict[str, Any] = {"num_iterations": 2, "num_rollouts_per_iteration": 4, "max_problems": 4}
         if name in ("reinforce", "grpo-hf"):
             training["batch_size"] = 4
-        env = (
-            {**sums, "reward": f"{tmp_path}/own.py:longest"} if name == "grpo-hf" else sums
-        )  # there is what to compare
+        pays = {"reward": f"{tmp_path}/own.py:longest"} if name == "grpo-hf" else {}  # so that there is what to compare
         told = {"policy_env": {**sums, **pays}, "eval_envs": [sums], name: block}
         words = written(place, policy_model, name, training=training, **told)
         assert main(words) == ExitCode.OK, name
