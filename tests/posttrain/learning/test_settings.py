@@ -99,6 +99,32 @@ def test_an_algorithm_is_named_as_in_rounds() -> None:
         config(training={"algorithm": "distill"})
 
 
+def test_the_words_of_rounds_say_the_same() -> None:
+    of_rounds = {
+        "system": {"attn_impl": "eager", "dtype": "fp32", "amp_dtype": "bf16", "clear_cache_interval": 3},
+        "generation": {"max_new_tokens": 9, "temperature": 0.5, "batch_size": 4, "use_chat_template": True},
+        "training": {"lr": 1e-4, "gradient_checkpointing": True, "micro_batch_size": 2},
+    }
+    of_mrlm = {
+        "training": {"learning_rate": 1e-4, "micro_batch_size": 2, "clear_cache_interval": 3, "use_bf16": True},
+        "model": {
+            "attn_implementation": "eager", "torch_dtype": "fp32", "gradient_checkpointing": True, "max_new_tokens": 9,
+            "temperature": 0.5, "generation_batch_size": 4, "use_chat_template": True,
+        },
+    }  # fmt: skip
+    assert config(**of_rounds) == config(**of_mrlm)
+    with pytest.raises(UsageError, match=r"generation\.top_k and model\.top_k are the same key; keep one"):
+        config(generation={"top_k": 5}, model={"top_k": 5})
+    with pytest.raises(UsageError, match=r"there is no key generation\.backend; possible here: "):
+        config(generation={"backend": "vllm"})
+    with pytest.raises(UsageError, match=r"the block grpo is there twice, as GRPO too"):
+        config(grpo={}, GRPO={})
+    with pytest.raises(UsageError, match=r"system\.amp_dtype and training\.use_bf16 are the same key"):
+        config(system={"amp_dtype": "bf16"}, training={"use_bf16": False})
+    with pytest.raises(UsageError, match=r"system\.amp_dtype=fp64: it is one of bf16"):
+        config(system={"amp_dtype": "fp64"})
+
+
 def test_what_learns_from_whole_steps_has_no_other_batch() -> None:
     told = config(training={"algorithm": "reinforce", "num_rollouts_per_iteration": 16})
     options = options_of(told, 100)

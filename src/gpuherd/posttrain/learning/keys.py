@@ -2,14 +2,16 @@
 
 Most keys are MRLM's names for options of an algorithm, of draws or of steps: type, default and range are those of the
 option that the table names. An algorithm's own block (``grpo:``) takes every option of its class by the option's name,
-so that an algorithm that is registered is trained by this command too. The other keys say what one training is made of
-beside its algorithm; ``settings`` makes something of them.
+so that an algorithm that is registered is trained by this command too; and ``system``, ``generation`` and ``training``
+are read by the names that rounds have for their keys. The other keys say what one training is made of beside its
+algorithm; ``settings`` makes something of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, Literal
@@ -157,6 +159,21 @@ BLOCKS: Mapping[str, tuple[Key, ...]] = {
     ),
 }  # fmt: skip
 ENVIRONMENTS = ("policy_env", "eval_envs")
+# Keys of rounds, and what stands for the same here.
+ROUNDS: Mapping[str, str] = {
+    "system.attn_impl": "model.attn_implementation",
+    "system.dtype": "model.torch_dtype",
+    "system.clear_cache_interval": "training.clear_cache_interval",
+    "system.strategy": "distributed.strategy",
+    "training.lr": "training.learning_rate",
+    "training.gradient_checkpointing": "model.gradient_checkpointing",
+    "generation.batch_size": "model.generation_batch_size",
+    **{
+        f"generation.{name}": f"model.{name}"
+        for name in ("max_new_tokens", "temperature", "top_p", "top_k", "use_chat_template")
+    },
+}
+_AUTOCAST = {"bf16": "use_bf16", "bfloat16": "use_bf16", "fp16": "use_fp16", "float16": "use_fp16"}
 
 # Options that this command sets by other keys, or that mean something in rounds alone.
 _SET = {"online", "source", "pairing", "max_tries", "all_rounds", "save_every", "epochs", "batch_size", "lora", "betas"}
@@ -189,10 +206,8 @@ def block_of(kind: type[Algorithm]) -> str:
 def block_keys(kind: type[Algorithm]) -> tuple[Key, ...]:
     """The keys of an algorithm's block: its options by their names, and MRLM's names for some."""
     names = {each.name for each in fields(kind.Options)}
-    found, done = (
-        [],
-        {each.to.partition(".")[2] for block in BLOCKS.values() for each in block if "options." in each.to},
-    )
+    found: list[Key] = []
+    done = {each.to.partition(".")[2] for block in BLOCKS.values() for each in block if each.to.startswith("options.")}
     done |= _SET | {"minibatch_size"}
     if kind.memory.generates:
         found += [
@@ -260,12 +275,13 @@ class Given:
 
 def read_file(values: Mapping[str, Any]) -> tuple[type[Algorithm], Given]:
     """The algorithm of a file, and its keys by the table. Raises UsageError, which names the key."""
-    values = {_block_name(name): each for name, each in values.items()}
+    possible = {block_of(each): each for each in algorithms().values() if not each.guided}
+    values = _by_block(values, possible)
+    _of_rounds(values)
     training = values.get("training")
     said = training.get("algorithm") if isinstance(training, Mapping) else None
     kind = trained_by("ppo" if said is None else str(said))
-    possible = {block_of(each): each for each in algorithms().values() if not each.guided}
-    values = _respelled(kind, values)
+    _move(values, _spellings(kind))
     top = {**{key.name: key.kind for key in TOP}, **dict.fromkeys((*BLOCKS, *ENVIRONMENTS, *possible), Any)}
     read_keys(top, values, "", _all_keys(kind))
     found = _block(kind, "", TOP, {key.name: values[key.name] for key in TOP if key.name in values})
@@ -273,9 +289,9 @@ def read_file(values: Mapping[str, Any]) -> tuple[type[Algorithm], Given]:
         found |= _block(kind, name, table, values.get(name))
     for name, other in possible.items():
         if other is not kind and values.get(name) is not None:  # looked at, and of no use
-            block = _block(other, name, block_keys(other), _respelled(other, {name: values[name]})[name])
-            make_options(other, *_options(other, block, (name,)))
-    _whole_steps(kind, training, found)
+            _move(alone := {name: values[name]}, _spellings(other))
+            make_options(other, *_options(other, _block(other, name, block_keys(other), alone[name]), (name,)))
+    _whole_steps(kind, values.get("training"), found)
     environments = [] if values.get("eval_envs") is None else values["eval_envs"]
     if not isinstance(environments, list | tuple):
         raise UsageError(f"eval_envs={environments}: it should be a list")
@@ -297,41 +313,53 @@ def has_minibatches(kind: type[Algorithm]) -> bool:
     return getattr(kind.Options, "minibatches", False)
 
 
-def _block_name(name: Any) -> str:
-    """A key at the top of the file; of an algorithm's block, whatever its spelling, the algorithm's name."""
-    if name in BLOCKS or name in ENVIRONMENTS or any(name == key.name for key in TOP):
-        return str(name)
-    try:
-        return block_of(algorithm_class(str(name)))
-    except UsageError:
-        return str(name)
-
-
-def _respelled(kind: type[Algorithm], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The file, with what the algorithm's block says by an option's own name (``lr``) where the table has its key.
-    Raises UsageError where both are there."""
-    own = block_of(kind)
-    found = {name: dict(each) if isinstance(each, Mapping) else each for name, each in values.items()}
-    told = found.get(own)
-    if not isinstance(told, dict):
-        return found
-    for option, key in _spellings(kind).items():
-        if option in told:
-            block, _, name = key.partition(".")
-            there = found.get(block) if found.get(block) is not None else found.setdefault(block, {})
-            if not isinstance(there, dict) or name in there:
-                raise UsageError(f"{own}.{option} and {key} are the same key; keep one")
-            there[name] = told.pop(option)
+def _by_block(values: Mapping[str, Any], kinds: Mapping[str, type[Algorithm]]) -> dict[str, Any]:
+    """A file's values, copied, with each algorithm's block under the algorithm's own name, whatever its spelling.
+    Raises UsageError for a block that is there twice."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        block = str(name)
+        if block not in (*BLOCKS, *ENVIRONMENTS, *kinds):
+            with suppress(UsageError):
+                block = block_of(algorithm_class(block))
+        if block in found:
+            raise UsageError(f"the block {block} is there twice, as {name} too; keep one")
+        found[block] = dict(value) if isinstance(value, Mapping) else value
     return found
 
 
+def _move(values: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Puts what is said by other names (``rloo.lr``) under the table's. Raises UsageError where both are there."""
+    for other, key in names.items():
+        block, _, name = other.partition(".")
+        if isinstance(told := values.get(block), dict) and name in told:
+            at, _, last = key.partition(".")
+            there = values[at] = {} if values.get(at) is None else values[at]
+            if not isinstance(there, dict) or last in there:
+                raise UsageError(f"{other} and {key} are the same key; keep one")
+            there[last] = told.pop(name)
+
+
+def _of_rounds(values: dict[str, Any]) -> None:
+    """Puts what is said by the names of rounds under the table's. Raises UsageError."""
+    names = dict(ROUNDS)
+    if isinstance(told := values.get("system"), dict) and (amp := told.pop("amp_dtype", None)) is not None:
+        if amp not in _AUTOCAST:
+            raise UsageError(f"system.amp_dtype={amp}: it is one of {', '.join(_AUTOCAST)}")
+        told["amp_dtype"], names["system.amp_dtype"] = True, f"training.{_AUTOCAST[amp]}"
+    _move(values, names)
+    for block in ("system", "generation"):
+        known = [key.partition(".")[2] for key in ROUNDS if key.startswith(f"{block}.")]
+        read_keys(dict.fromkeys(known, Any), values.pop(block, {}), block)  # refuses what rounds alone know
+
+
 def _spellings(kind: type[Algorithm]) -> dict[str, str]:
-    """Options that keys of another name stand for, and these keys, in full."""
+    """The options by their own names, in full, for which there is a key of another name, and that key."""
     found = {"minibatch_size": "training.mini_batch_size"} if has_minibatches(kind) else {}
     for block, table in tables_of(kind).items():
         found |= {_owner(kind, key)[1]: f"{block}.{key.name}" for key in table if key.to.startswith("options.")}
     own, names = block_of(kind), {each.name for each in fields(kind.Options)}
-    return {option: key for option, key in found.items() if option in names and key != f"{own}.{option}"}
+    return {f"{own}.{option}": key for option, key in found.items() if option in names and key != f"{own}.{option}"}
 
 
 def _block(kind: type[Algorithm], block: str, table: Sequence[Key], values: Any) -> dict[str, Any]:
