@@ -30,7 +30,7 @@ from gpuherd.posttrain.learning.data import (
 from gpuherd.posttrain.learning.settings import TrainSettings
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.rewards.function import FunctionRewards
-from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts
+from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, check_lengths, lengths_of
 from gpuherd.posttrain.runs.blocks import ModelPair
 from gpuherd.posttrain.runs.memory import TrainingTask, scoring_memory
 from gpuherd.posttrain.runs.plan import StepRequest
@@ -68,6 +68,19 @@ def check_data(settings: TrainSettings) -> Texts | None:
             _check_evaluation(f"eval_envs[{number}]", block, settings)
     _check_models(settings)
     return texts if settings.data_file is None else _read_file(settings)
+
+
+def data_lengths(settings: TrainSettings, texts: Texts | None) -> Lengths:
+    """How long it is what is learnt from. Raises MissingModel, BadModel, MissingExtra."""
+    return lengths_of(texts, settings.model, chat=settings.sampling.use_chat_template)
+
+
+def too_short(settings: TrainSettings, texts: Texts | None) -> str | None:
+    """A warning of answers that the model has no places for. Raises UsageError for prompts or rows that are longer."""
+    if texts is None:
+        return None
+    sampling = settings.sampling
+    return check_lengths(texts, settings.model, sampling.max_new_tokens, chat=sampling.use_chat_template)
 
 
 def _check_models(settings: TrainSettings) -> None:

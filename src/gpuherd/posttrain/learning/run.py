@@ -41,9 +41,9 @@ from gpuherd.lm.backend import beyond_rounding
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus, node_gpus
 from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare, refuse_another
-from gpuherd.posttrain.learning.preflight import check_data, need_of
+from gpuherd.posttrain.learning.preflight import check_data, data_lengths, need_of, too_short
 from gpuherd.posttrain.learning.settings import TrainSettings, check_port, command, placed, read_settings
-from gpuherd.posttrain.rollout.lengths import Texts, check_lengths, lengths_of
+from gpuherd.posttrain.rollout.lengths import Texts
 from gpuherd.posttrain.runs.launch import environment, job_environment
 from gpuherd.posttrain.runs.options import TrainOptions
 from gpuherd.posttrain.runs.plan import StepRequest
@@ -156,11 +156,10 @@ class TrainRun:
             return self._on_a_cluster(told, folder)
         check_port(told)
         texts = check_data(told)
-        short = _short(texts, told)
+        short = too_short(told, texts)
         waiter, need, on_cpu = self._waiter(told, texts)
-        argv = command(told, folder.root, on_cpu=on_cpu)
-        self.plan = Plan(told, folder, on_cpu, need, argv, source=_source(texts), short=short)
-        self._print(self.plan.lines())
+        plan = self._planned(told, folder, texts, short, need, on_cpu=on_cpu)
+        self._print(plan.lines())
         if self.options.dry_run:
             self._print(["nothing was started"])
             return ExitCode.OK
@@ -171,47 +170,49 @@ class TrainRun:
             DispatcherLock(folder.train_lock).close()  # raises QueueBusy before GPUs are waited for
         taken = Taken() if waiter is None else waiter.take()
         if first:
-            simulated = self.simulate and not told.on_cpu
-            prepare(folder, told, resume=self.options.resume, simulate=simulated)
-            folder.stop.unlink(missing_ok=True)  # of a start before
-        code = self._started(self.plan, taken)
-        self.summary = folder.summary()
-        self._print(self._end(code, folder))
-        return code
+            self._begin(told, folder, simulate=self.simulate and not told.on_cpu)
+        return self._ended(self._started(plan, taken), folder)
 
     def _on_a_cluster(self, told: TrainSettings, folder: TrainDirectory) -> int:
         """The same as one job of a cluster's engine, which finds GPUs and starts its machines."""
-
         options, engine = self.options.dispatch, self.options.engine
         need, unknown = None, None
         texts = check_data(told)
         if not told.on_cpu:
             cards, unknown = cards_there(options)
-            lengths = lengths_of(texts, told.model, chat=told.sampling.use_chat_template)
-            need = need_of(told, cards, told.processes, lengths)
-        argv = command(told, folder.root, on_cpu=told.on_cpu, engine=engine)
-        short, source = _short(texts, told), _source(texts)
-        self.plan = Plan(told, folder, told.on_cpu, need, argv, engine, source=source, short=short)
-        job = job_of(told, argv, folder)
-        self._print([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
+            need = need_of(told, cards, told.processes, data_lengths(told, texts))
+        plan = self._planned(told, folder, texts, too_short(told, texts), need, on_cpu=told.on_cpu)
+        job = job_of(told, plan.argv, folder)
+        self._print([*plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
         if self.options.dry_run:
             asks, never = engine_request(job, options)
-            self.plan = replace(self.plan, asks=asks, never=never)
+            self.plan = replace(plan, asks=asks, never=never)
             reasons = [] if never is None else [f"never: {never}"]
             self._print([f"asks {engine} for {asks}", *reasons, "nothing was started"])
             return ExitCode.OK if never is None else ExitCode.FAILED
         look_over(folder, told, resume=self.options.resume)
-
-        def begin() -> None:
-            prepare(folder, told, resume=self.options.resume)
-            folder.stop.unlink(missing_ok=True)  # of a start before
-
-        outcome = train_there(job, options, folder, begin, self.console)
-        code = code_of(outcome)
-        self.summary = folder.summary()
+        outcome = train_there(job, options, folder, lambda: self._begin(told, folder), self.console)
         ended = "cancelled" if outcome.cancelled else "stopped" if outcome.waiting else None
-        self._print(self._end(code, folder, ended))
-        return code
+        return self._ended(code_of(outcome), folder, ended)
+
+    def _planned(
+        self,
+        told: TrainSettings,
+        folder: TrainDirectory,
+        texts: Texts | None,
+        short: str | None,
+        need: StepRequest | None,
+        *,
+        on_cpu: bool,
+    ) -> Plan:
+        engine, source = self.options.engine, "" if texts is None else texts.source
+        argv = command(told, folder.root, on_cpu=on_cpu, engine=engine)
+        self.plan = Plan(told, folder, on_cpu, need, argv, engine, source=source, short=short)
+        return self.plan
+
+    def _begin(self, told: TrainSettings, folder: TrainDirectory, *, simulate: bool = False) -> None:
+        prepare(folder, told, resume=self.options.resume, simulate=simulate)
+        folder.stop.unlink(missing_ok=True)  # of a start before
 
     def _is_inside(self, told: TrainSettings, folder: TrainDirectory) -> bool:
         """Whether it runs in the engine's job that this is typed in. Raises as ``place_inside``."""
@@ -265,8 +266,7 @@ class TrainRun:
             return None, None, True
         if len(watch.gpus) < here:
             raise JobCannotFit(f"{here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
-        lengths = lengths_of(texts, told.model, chat=told.sampling.use_chat_template)
-        need = need_of(told, idle_gpus(watch.gpus), told.processes, lengths)
+        need = need_of(told, idle_gpus(watch.gpus), told.processes, data_lengths(told, texts))
         wanted = self.options.run_options(here, told.gpu_ids, need.memory_mb)
         return Waiter(wanted, lambda sentence: self._print([sentence]), self.settings), need, self.simulate
 
@@ -293,32 +293,24 @@ class TrainRun:
                 for lease in taken.leases:
                     lease.close()
 
-    def _end(self, code: int, folder: TrainDirectory, ended: str | None = None) -> list[str]:
-        """The last lines. ``ended``: a word for an end that is no failure."""
-        if code == ExitCode.OK and self.summary is not None:
-            last = self.summary.get("last", {})
-            return [f"at the end: {last_figures(last)}"]  # the worker has said how long it took, and where the model is
+    def _ended(self, code: int, folder: TrainDirectory, ended: str | None = None) -> int:
+        """Says how it ended. ``ended``: a word for an end that is no failure. Returns the exit code."""
+        self.summary = folder.summary()
         if ended is None and code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             ended = "stopped"
-        if ended is not None:
+        if code == ExitCode.OK and self.summary is not None:
+            # The worker has said how long it took, and where the model is.
+            self._print([f"at the end: {last_figures(self.summary.get('last', {}))}"])
+        elif ended is not None:
             engine = "" if self.options.engine == LOCAL else f" --engine {self.options.engine}"
-            return [f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there"]
-        return [f"the training has failed (exit code {code}); see {folder.run_log}"]
+            self._print([f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there"])
+        else:
+            self._print([f"the training has failed (exit code {code}); see {folder.run_log}"])
+        return code
 
     def _print(self, lines: Sequence[str]) -> None:
         for line in lines:
             self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-
-
-def _source(texts: Texts | None) -> str:
-    return "" if texts is None else texts.source
-
-
-def _short(texts: Texts | None, told: TrainSettings) -> str | None:
-    """A warning of answers that the model has no places for. Raises UsageError for prompts or rows that are longer."""
-    if texts is None:
-        return None
-    return check_lengths(texts, told.model, told.sampling.max_new_tokens, chat=told.sampling.use_chat_template)
 
 
 _TOLD = ("loss", "reward", "correct", "kl", "learning_rate")

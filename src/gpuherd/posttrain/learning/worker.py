@@ -24,10 +24,10 @@ from gpuherd.posttrain.engine.curves import amend, memory_summary, of_world, rea
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.learning.data import Evaluation, make_environments, problems_of, roller, rows_of, task_of
 from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare
-from gpuherd.posttrain.learning.preflight import check_data, foretell
+from gpuherd.posttrain.learning.preflight import check_data, data_lengths, foretell
 from gpuherd.posttrain.learning.settings import MODULE, TrainSettings, read_settings
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
-from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, lengths_of
+from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths
 from gpuherd.posttrain.runs.launch import StopRequest
 from gpuherd.posttrain.types import Algorithm, Policy, Problem, Split, Training
 from gpuherd.runs.console import logged_to
@@ -73,9 +73,9 @@ def work(told: JobOptions, _words: Sequence[str]) -> None:
     if told.config is not None or told.device is None:
         settings = read_settings(told.config or TrainDirectory(str(told.output)).config, told.overrides)
     asked = StopRequest()
-    device = (
-        told.device if told.device is not None or settings is None or settings.device == "auto" else settings.device
-    )
+    device = told.device
+    if device is None and settings is not None and settings.device != "auto":
+        device = settings.device
     with ExitStack() as stack:
         world = stack.enter_context(World.from_environment(device))
         begun = world.broadcast(_begun(settings, told, stack, asked) if world.is_main else None)
@@ -115,7 +115,7 @@ def _begun(
         look_over(folder, settings, resume=told.resume)
         if asked.alone and not folder.done.exists():
             # Else whoever started us has looked.
-            lengths = lengths_of(check_data(settings), settings.model, chat=settings.sampling.use_chat_template)
+            lengths = data_lengths(settings, check_data(settings))
         folder.create_root()
         lock = DispatcherLock(folder.train_lock)
         stack.callback(lock.close)

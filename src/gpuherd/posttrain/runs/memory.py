@@ -387,12 +387,14 @@ def _weighs(choice: AlgorithmConfig, method: Method) -> bool:
     """Whether log-probs are computed without gradients before a step's first update: of a reference, for values, or
     because that update is not the last. (A correction for another sampler asks for them as well.)"""
     options = choice.options
+    if getattr(options, "kl_coef", 0) > 0:
+        return True
     if not isinstance(options, PolicyOptions):
         return False
     rollouts = options.batch_size * options.samples_per_prompt
     several = getattr(options, "num_iterations", 1) > 1 or choice.sequences_per_step < rollouts
     corrects = not options.online or options.sampler_correction is not None
-    return options.kl_coef > 0 or method is Method.PPO or several or corrects
+    return method is Method.PPO or several or corrects
 
 
 def _head_numbers(options: ValueOptions, width: int, architecture: Architecture) -> int:
