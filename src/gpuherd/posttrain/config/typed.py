@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +26,10 @@ T = TypeVar("T")
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
 _LONGEST = 60
+_KEY = re.compile(r"\w+")
 
 
-def read(kind: type[T], values: Any, where: str = "") -> T:
+def read(kind: type[T], values: Any, where: str = "", names: Mapping[str, str] | None = None) -> T:
     """The dataclass ``kind`` of a mapping of its fields' names.
 
     A field may be a bool, int, float, str, Path, an Enum, a Literal, a dataclass, ``tuple[X, ...]`` (of a list),
@@ -37,10 +39,20 @@ def read(kind: type[T], values: Any, where: str = "") -> T:
 
     Args:
         where: the key that the mapping itself has in the whole configuration, "" for the top.
+        names: full keys by fields, of those that the configuration calls otherwise.
 
     Raises UsageError, also for what a dataclass refuses itself (as UsageError or ValueError).
     """
-    return _Reader(kind).dataclass(kind, values, where)  # type: ignore[no-any-return]
+    try:
+        return _Reader(kind).dataclass(kind, values, where)  # type: ignore[no-any-return]
+    except UsageError as problem:
+        if names is None:
+            raise
+        text = str(problem)
+        before = _KEY.match(text.removeprefix(f"{where}." if where else ""))
+        if before is None or before[0] not in names:
+            raise
+        raise UsageError(names[before[0]] + text.removeprefix(_join(where, before[0]))) from None
 
 
 def read_keys(

@@ -290,7 +290,8 @@ def read_file(values: Mapping[str, Any]) -> tuple[type[Algorithm], Given]:
     for name, other in possible.items():
         if other is not kind and values.get(name) is not None:  # looked at, and of no use
             _move(alone := {name: values[name]}, _spellings(other))
-            make_options(other, *_options(other, _block(other, name, block_keys(other), alone[name]), (name,)))
+            options, named = _options(other, _block(other, name, block_keys(other), alone[name]), (name,))
+            read(other.Options, options, name, named)
     _whole_steps(kind, values.get("training"), found)
     environments = [] if values.get("eval_envs") is None else values["eval_envs"]
     if not isinstance(environments, list | tuple):
@@ -416,21 +417,6 @@ def _options(
                 if value is not None or known[option] is None or key.default is _OPTION:
                     options[option] = value  # null: the algorithm's own
     return options, named
-
-
-def make_options(kind: type[Algorithm], options: Mapping[str, Any], named: Mapping[str, str]) -> Any:
-    """The algorithm's options. Raises UsageError, which names the keys of the file."""
-    block = block_of(kind)
-    try:
-        return read(kind.Options, options, block)
-    except UsageError as problem:
-        text = str(problem)
-        for option, key in named.items():
-            before, behind = f"{block}.{option}", text.removeprefix(f"{block}.{option}")
-            if text.startswith(before) and not behind[:1].isidentifier():
-                text = f"{key}{behind}"
-                break
-        raise UsageError(text) from None
 
 
 def read_environment(where: str, values: Any, other: str) -> EnvironmentOptions:

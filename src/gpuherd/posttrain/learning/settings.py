@@ -13,6 +13,7 @@ from typing import Any
 from gpuherd.engines.registry import LOCAL, names
 from gpuherd.errors import UsageError, printable
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.config.yaml_strict import parse_yaml, read_yaml
 from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions, Strategy, Watching
 from gpuherd.posttrain.envs.interface import EnvironmentOptions
@@ -23,7 +24,6 @@ from gpuherd.posttrain.learning.keys import (
     environment_keys,
     has_minibatches,
     is_free,
-    make_options,
     read_file,
     wrong_together,
 )
@@ -212,7 +212,7 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
         raise UsageError(problem)
     told, block = given.keys, block_of(kind)
     amp = "float16" if told["training.use_fp16"] else "bfloat16" if told["training.use_bf16"] else None
-    reporters = ("tensorboard",) * told["training.use_tensorboard"] + ("wandb",) * bool(told["training.wandb_project"])
+    asked = {"tensorboard": told["training.use_tensorboard"], "wandb": told["training.wandb_project"]}
     steps = {key.name: told[f"{name}.{key.name}"] for name, table in BLOCKS.items() for key in table
              if key.to.startswith("steps.")}  # fmt: skip
     where = Where(
@@ -250,7 +250,7 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
             save_every=told["training.save_every"],
             keep=told["training.save_total_limit"] or 2,
             log_every=told["training.log_every"],
-            report_to=reporters,
+            report_to=tuple(name for name, wanted in asked.items() if wanted),
             run_name=told["training.wandb_run_name"] or told["experiment_name"],
             project=told["training.wandb_project"],
         ),
@@ -319,7 +319,7 @@ def _algorithm(kind: type[Algorithm], given: Given) -> AlgorithmConfig:
             options["minibatch_size"] = min(rows, rollouts)
     else:
         options |= {"batch_size": told["training.batch_size"], "epochs": told["training.num_epochs"]}
-    made = kind(make_options(kind, options, given.named))  # type: ignore[call-arg]
+    made = kind(read(kind.Options, options, block, given.named))  # type: ignore[call-arg]
     where = told["distributed.gpu_ids"]
     processes = (len(where) if where is not None else told["distributed.num_gpus"] or 1) * told["distributed.num_nodes"]
     strategy = Strategy.SINGLE if processes == 1 else Strategy(told["distributed.strategy"])
