@@ -75,6 +75,26 @@ def test_what_is_there_is_enough() -> None:
     check_data(config("ppo", few, policy_env=own))
 
 
+def test_only_what_is_compared_has_single_turns(tmp_path: Path, policy_model: Path) -> None:
+    """Policies that were trained on comparisons are evaluated on episodes all the same."""
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}))
+    two_turns = {**ENV, "max_attempts": 2}
+    check_data(config("dpo", {"data_file": str(file), "eval_episodes": 1}, eval_envs=[two_turns]))
+    sums = {"dataset": "arithmetic"}
+    model = {"model_name_or_path": str(policy_model)}
+    check_data(config("grpo-hf", {**FEW, "eval_episodes": 1}, policy_env=sums, eval_envs=[two_turns], model=model))
+    with pytest.raises(UsageError, match=r"eval_envs\[0\]: RLCR pays for answers that are right"):
+        check_data(config("rlcr", {**FEW, "eval_episodes": 1}, policy_env=sums, eval_envs=[two_turns]))
+
+
+def test_what_an_algorithm_asks_for_is_part_of_the_prompts() -> None:
+    plain, asked = (check_data(config(name, FEW, policy_env={"dataset": "arithmetic"})) for name in ("grpo", "rlcr"))
+    assert plain is not None and asked is not None
+    added = {len(other) - len(one) for one, other in zip(plain.prompts, asked.prompts, strict=True)}
+    assert len(added) == 1 and added.pop() > 100 and "<confidence>" in asked.prompts[0]
+
+
 def rows_of(kind: str, number: int) -> dict[str, Any]:
     question, answer = f"What is {number}+1?", str(number + 1)
     user, assistant = {"role": "user", "content": question}, {"role": "assistant", "content": answer}

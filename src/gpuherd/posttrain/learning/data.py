@@ -101,23 +101,43 @@ def learns_from_pairs(algorithm: Algorithm) -> bool:
     return algorithm.memory is Method.DPO or isinstance(algorithm.options, ProxyOptions)
 
 
-def task_of(algorithm: Algorithm, environments: Environments, where: str = "policy_env") -> EnvironmentTask | None:
-    """The environments as a task, for an algorithm that asks in its own way or draws by itself; None for one that
+def task_of(algorithm: Algorithm, environments: Environments) -> EnvironmentTask | None:
+    """What is learnt from as a task, for an algorithm that asks in its own way or draws by itself; None for one that
     learns from episodes as they are.
 
-    Raises UsageError, naming the block, where it can't learn from them: from several turns, or without right and wrong.
+    Raises UsageError where it can't learn from them: from several turns, or without right and wrong.
     """
     task = EnvironmentTask(environments)
+    own = _asked(algorithm, task, "policy_env") is not task or isinstance(algorithm.options, ProxyOptions)
+    if own or learns_from_pairs(algorithm):
+        _refuse_turns(algorithm, environments, "policy_env")
+    return task if own else None
+
+
+def evaluated_on(algorithm: Algorithm, environments: Environments, where: str) -> Environments:
+    """Environments as an algorithm's policies are evaluated on them: asked as they were trained. Raises UsageError,
+    naming the block, for such as it can't ask."""
+    task = EnvironmentTask(environments)
+    asked = _asked(algorithm, task, where)
+    if asked is task:
+        return environments
+    _refuse_turns(algorithm, environments, where)
+    return SingleTurn(asked)
+
+
+def _asked(algorithm: Algorithm, task: Task, where: str) -> Task:
     try:
-        own = algorithm.evaluated(task) is not task or isinstance(algorithm.options, ProxyOptions)
+        return algorithm.evaluated(task)
     except UsageError as problem:
         raise UsageError(f"{where}: {problem}") from None
-    if (own or learns_from_pairs(algorithm)) and environments.most_turns > 1:
+
+
+def _refuse_turns(algorithm: Algorithm, environments: Environments, where: str) -> None:
+    if environments.most_turns > 1:
         raise UsageError(
             f"{where}: {algorithm.name.lower()} compares single answers, and an episode of {environments.name} has up "
             f"to {environments.most_turns} turns; set max_attempts: 1, or learn by ppo or grpo"
         )
-    return task if own else None
 
 
 def roller(
@@ -182,8 +202,7 @@ class Evaluation:
             where = f"eval_envs[{number}]"
             environments = make_environments(where, told, world.device)
             names.append(_free_name(Path(told.dataset).stem if told.dataset else environments.name, names))
-            if (task := task_of(algorithm, environments, where)) is not None:
-                environments = SingleTurn(algorithm.evaluated(task))
+            environments = evaluated_on(algorithm, environments, where)
             problems = problems_of(environments, where, Split.TEST, settings.eval_episodes, settings.sampling.seed)
             self._envs.append((names[-1], environments, problems, roller(settings, environments, greedy=True)))
 

@@ -21,6 +21,7 @@ from gpuherd.posttrain.data.preference_rows import Conversation, Messages
 from gpuherd.posttrain.envs.interface import EnvironmentOptions, Environments
 from gpuherd.posttrain.learning.data import (
     all_but_test,
+    evaluated_on,
     file_of,
     learns_from_pairs,
     make_environments,
@@ -100,7 +101,7 @@ def _check_evaluation(where: str, block: EnvironmentOptions, settings: TrainSett
     if block.env_type == "custom":
         return
     with closing(make_environments(where, block, "cpu")) as environments:
-        task_of(settings.algorithm.make(), environments, where)
+        evaluated_on(settings.algorithm.make(), environments, where)
         found = problems_of(environments, where, Split.TEST, settings.eval_episodes, settings.sampling.seed)
         _check_reward(where, block, found)
 
