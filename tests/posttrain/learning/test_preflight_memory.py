@@ -172,3 +172,21 @@ def test_answers_that_are_drawn_at_once_have_their_keys_and_values(policy_model:
     least, most = (need_of(each, cards(1, 80 * GIB), 1) for each in (of_file, answering))
     assert most.memory_mb > 2 * least.memory_mb
     assert most.sentence.startswith("4096 answers at once of ")
+
+
+def test_models_besides_the_policy_are_counted(policy_model: Path) -> None:
+    """A reward model, a teacher, a proxy: what lies in memory while it trains."""
+    model, few = str(policy_model), {"num_rollouts_per_iteration": 8}
+
+    def memory(algorithm: str, **blocks: Any) -> int:
+        told = config(model, training={**few, "algorithm": algorithm}, **blocks)
+        return need_of(told, cards(1, 40 * GIB), 1).memory_mb
+
+    alone = memory("grpo")
+    scored = memory("grpo", policy_env={"dataset": "arithmetic", "reward_model": model})
+    assert alone < scored < 2 * alone
+    assert memory("reinforce") < memory("distill", distill={"teacher": model})
+    assert memory("reinforce") <= memory("grpo-hf")
+    assert memory("grpo", grpo={"kl_coef": 0.0}) <= alone
+    with pytest.raises(JobCannotFit, match=r"GRPO of .*(what would fit|choose a smaller model)"):
+        need_of(config(model, training={"algorithm": "grpo"}), cards(1, 1 << 20), 1)
