@@ -60,14 +60,14 @@ class Key:
     refused: str | None = None
 
 
-TOP = (
-    Key("experiment_name", kind=str, default="training"),
-    Key("description", kind=str, default="", free=True),
-    Key("tags", kind=tuple[str, ...], default=(), free=True),
-    Key("output_dir", kind=str | None, default=None, free=True),
-    Key("engine", kind=Any, default=None, free=True),  # as ``engines.block`` reads it, for the command line
-)
 BLOCKS: Mapping[str, tuple[Key, ...]] = {
+    "": (
+        Key("experiment_name", kind=str, default="training"),
+        Key("description", kind=str, default="", free=True),
+        Key("tags", kind=tuple[str, ...], default=(), free=True),
+        Key("output_dir", kind=str | None, default=None, free=True),
+        Key("engine", kind=Any, default=None, free=True),  # as ``engines.block`` reads it, for the command line
+    ),
     "training": (
         Key("algorithm", kind=str, default="ppo"),
         Key("num_epochs", kind=int, default=100, right=_FROM_1),
@@ -234,28 +234,16 @@ def block_keys(kind: type[Algorithm]) -> tuple[Key, ...]:
     return (*found, *(Key(each.name, f"options.{each.name}") for each in fields(kind.Options) if each.name not in done))
 
 
-def _owner(kind: type[Algorithm], key: Key) -> tuple[type, str]:
-    """The class that has a key's option, and the option's name there."""
+def declared(kind: type[Algorithm], key: Key) -> tuple[Any, Any]:
+    """What values a key takes, and the one that it has where the file has none (``MISSING``: it must have one)."""
+    if key.kind is not None:
+        return key.kind, key.default
     root, _, name = key.to.partition(".")
     owners: dict[str, type] = {"options": kind.Options, "sampling": Sampling, "steps": StepOptions, "lora": Lora}
-    return owners[root], name
-
-
-def annotation(kind: type[Algorithm], key: Key) -> Any:
-    """What values a key takes."""
-    if key.kind is not None:
-        return key.kind
-    owner, name = _owner(kind, key)
-    found = field_types(owner)[name]
-    return found | None if key.default is None else found
-
-
-def default(kind: type[Algorithm], key: Key) -> Any:
-    """A key's value where the file has none; ``MISSING`` of one that it must have."""
-    if key.default is not _OPTION:
-        return key.default
-    owner, name = _owner(kind, key)
-    return next(each.default for each in fields(owner) if each.name == name)
+    taken = field_types(owners[root])[name]
+    if key.default is None:
+        return taken | None, None
+    return taken, next(each.default for each in fields(owners[root]) if each.name == name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +270,10 @@ def read_file(values: Mapping[str, Any]) -> tuple[type[Algorithm], Given]:
     said = training.get("algorithm") if isinstance(training, Mapping) else None
     kind = trained_by("ppo" if said is None else str(said))
     _move(values, _spellings(kind))
-    top = {**{key.name: key.kind for key in TOP}, **dict.fromkeys((*BLOCKS, *ENVIRONMENTS, *possible), Any)}
-    read_keys(top, values, "", _all_keys(kind))
-    found = _block(kind, "", TOP, {key.name: values[key.name] for key in TOP if key.name in values})
+    top = {key.name: key.kind for key in BLOCKS[""]}
+    read_keys({**top, **dict.fromkeys((*BLOCKS, *ENVIRONMENTS, *possible), Any)}, values, "", _all_keys(kind))
+    values[""] = {name: each for name, each in values.items() if name in top}
+    found: dict[str, Any] = {}
     for name, table in tables_of(kind).items():
         found |= _block(kind, name, table, values.get(name))
     for name, other in possible.items():
@@ -307,6 +296,11 @@ def read_file(values: Mapping[str, Any]) -> tuple[type[Algorithm], Given]:
 def tables_of(kind: type[Algorithm]) -> dict[str, Sequence[Key]]:
     """The keys of each block that counts for an algorithm."""
     return {**BLOCKS, block_of(kind): block_keys(kind)}
+
+
+def full_name(block: str, key: Key) -> str:
+    """A key with its block, which the keys at the top have not."""
+    return f"{block}.{key.name}" if block else key.name
 
 
 def has_minibatches(kind: type[Algorithm]) -> bool:
@@ -358,19 +352,21 @@ def _spellings(kind: type[Algorithm]) -> dict[str, str]:
     """The options by their own names, in full, for which there is a key of another name, and that key."""
     found = {"minibatch_size": "training.mini_batch_size"} if has_minibatches(kind) else {}
     for block, table in tables_of(kind).items():
-        found |= {_owner(kind, key)[1]: f"{block}.{key.name}" for key in table if key.to.startswith("options.")}
+        options = (key for key in table if key.to.startswith("options."))
+        found |= {key.to.partition(".")[2]: full_name(block, key) for key in options}
     own, names = block_of(kind), {each.name for each in fields(kind.Options)}
     return {f"{own}.{option}": key for option, key in found.items() if option in names and key != f"{own}.{option}"}
 
 
 def _block(kind: type[Algorithm], block: str, table: Sequence[Key], values: Any) -> dict[str, Any]:
     """The keys of a block in full, those that aren't given at their defaults. Raises UsageError."""
-    annotations = {each.name: annotation(kind, each) for each in table}
+    known = {key.name: declared(kind, key) for key in table}
+    annotations = {name: each for name, (each, _) in known.items()}
     found = read_keys(annotations, {} if values is None else values, block, _all_keys(kind))
     full = {}
     for key in table:
-        name = f"{block}.{key.name}" if block else key.name
-        value = full[name] = found[key.name] if key.name in found else default(kind, key)
+        name = full_name(block, key)
+        value = full[name] = found.get(key.name, known[key.name][1])
         if value is MISSING:
             raise UsageError(f"{name} is missing")
         if key.right is not None and value is not None and not (math.isfinite(value) and key.right[0](value)):
@@ -398,7 +394,7 @@ def _whole_steps(kind: type[Algorithm], training: Any, keys: dict[str, Any]) -> 
 
 @cache
 def _all_keys(kind: type[Algorithm]) -> tuple[str, ...]:
-    return tuple(f"{block}.{key.name}" for block, table in tables_of(kind).items() for key in table)
+    return tuple(full_name(block, key) for block, table in tables_of(kind).items() for key in table)
 
 
 def _options(
@@ -413,7 +409,8 @@ def _options(
         for key in tables[block]:
             option = key.to.removeprefix("options.")
             if key.to == f"options.{option}" and option in known:
-                named[option], value = f"{block}.{key.name}", keys[f"{block}.{key.name}"]
+                named[option] = full_name(block, key)
+                value = keys[named[option]]
                 if value is not None or known[option] is None or key.default is _OPTION:
                     options[option] = value  # null: the algorithm's own
     return options, named
@@ -465,7 +462,7 @@ def is_free(key: str, kind: type[Algorithm]) -> bool:
     block, _, name = key.rpartition(".")
     if block in ENVIRONMENTS:
         return name == "reward_timeout"
-    return any(each.free for each in {"": TOP, **tables_of(kind)}[block] if each.name == name)
+    return any(each.free for each in tables_of(kind)[block] if each.name == name)
 
 
 def wrong_together(kind: type[Algorithm], keys: Mapping[str, Any]) -> Iterator[str]:

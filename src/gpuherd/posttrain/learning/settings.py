@@ -22,6 +22,7 @@ from gpuherd.posttrain.learning.keys import (
     Given,
     block_of,
     environment_keys,
+    full_name,
     has_minibatches,
     is_free,
     read_file,
@@ -213,7 +214,7 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
     told, block = given.keys, block_of(kind)
     amp = "float16" if told["training.use_fp16"] else "bfloat16" if told["training.use_bf16"] else None
     asked = {"tensorboard": told["training.use_tensorboard"], "wandb": told["training.wandb_project"]}
-    steps = {key.name: told[f"{name}.{key.name}"] for name, table in BLOCKS.items() for key in table
+    steps = {key.name: told[full_name(name, key)] for name, table in BLOCKS.items() for key in table
              if key.to.startswith("steps.")}  # fmt: skip
     where = Where(
         num_gpus=told["distributed.num_gpus"],
