@@ -17,17 +17,8 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.config.yaml_strict import parse_yaml, read_yaml
 from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions, Strategy, Watching
 from gpuherd.posttrain.envs.interface import EnvironmentOptions
-from gpuherd.posttrain.learning.keys import (
-    BLOCKS,
-    Given,
-    block_of,
-    environment_keys,
-    full_name,
-    has_minibatches,
-    is_free,
-    read_file,
-    wrong_together,
-)
+from gpuherd.posttrain.learning.keys import BLOCKS, block_of, full_name, has_minibatches, is_free
+from gpuherd.posttrain.learning.reading import Given, environment_keys, read_file, wrong_together
 from gpuherd.posttrain.runs import launch
 from gpuherd.posttrain.runs.blocks import DTYPES
 from gpuherd.posttrain.runs.options import Where
