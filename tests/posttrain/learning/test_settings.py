@@ -95,6 +95,15 @@ def test_an_algorithm_is_named_as_in_rounds() -> None:
         config(training={"algorithm": "grpo"}, grpo={"sampler_clipp": 2})
     with pytest.raises(UsageError, match=r"training.algorithm=pita: it trains a classifier .* gpuherd posttrain does"):
         config(training={"algorithm": "pita"})
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"rloo": {"lr": "x"}}, r"training\.learning_rate=x: it should be a number"),
+        ({"rloo": {"lr": -1}}, r"training\.learning_rate=-1\.0; it is above 0"),
+        ({"rloo": {"kl_coef": -1}}, r"rloo\.kl_coef=-1\.0; it is 0 or above"),
+        ({"pita": {}}, "there is no key pita; possible here: experiment_name, .*, engine, training, model"),
+    )
+    for block, told_of in wrong:
+        with pytest.raises(UsageError, match=told_of):
+            config(training={"algorithm": "grpo"}, **block)
     with pytest.raises(UsageError, match=r"distill\.teacher is missing"):
         config(training={"algorithm": "distill"})
 

@@ -175,15 +175,15 @@ _SET = {"online", "source", "pairing", "max_tries", "all_rounds", "save_every", 
 
 def trained_by(name: str) -> type[Algorithm]:
     """The algorithm of ``training.algorithm``. Raises UsageError for one that there isn't, or that trains no policy."""
-    possible = [block_of(kind) for kind in algorithms().values() if not kind.guided]
     try:
         kind: type[Algorithm] = algorithm_class(name)
     except UsageError as problem:
-        raise UsageError(f"training.algorithm={name}: it is one of {', '.join(possible)} ({problem})") from None
+        raise UsageError(f"training.algorithm={name}: {problem}") from None
     if kind.guided:
+        possible = ", ".join(block_of(each) for each in algorithms().values() if not each.guided)
         raise UsageError(
             f"training.algorithm={name}: it trains a classifier that guides a model, which gpuherd posttrain does; here"
-            f" it is one of {', '.join(possible)}"
+            f" it is one of {possible}"
         )
     return kind
 

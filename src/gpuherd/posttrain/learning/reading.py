@@ -22,7 +22,6 @@ from gpuherd.posttrain.learning.keys import (
     ROUNDS,
     Key,
     all_keys,
-    block_keys,
     block_of,
     declared,
     full_name,
@@ -64,15 +63,14 @@ def read_file(values: Mapping[str, Any]) -> tuple[type[Algorithm], Given]:
     kind = trained_by("ppo" if said is None else str(said))
     _move(values, _spellings(kind))
     top = {key.name: key.kind for key in BLOCKS[""]}
-    read_keys({**top, **dict.fromkeys((*BLOCKS, *ENVIRONMENTS, *possible), Any)}, values, "", all_keys(kind))
+    blocks = dict.fromkeys((*filter(None, BLOCKS), *ENVIRONMENTS, *possible), Any)
+    read_keys({**top, **blocks}, values, "", all_keys(kind))
     values[""] = {name: each for name, each in values.items() if name in top}
-    found: dict[str, Any] = {}
-    for name, table in tables_of(kind).items():
-        found |= _block(kind, name, table, values.get(name))
+    found = _blocks(kind, values, tuple(tables_of(kind)))
     for name, other in possible.items():
         if other is not kind and values.get(name) is not None:  # looked at, and of no use
             _move(alone := {name: values[name]}, _spellings(other))
-            options, named = _options(other, _block(other, name, block_keys(other), alone[name]), (name,))
+            options, named = _options(other, _blocks(other, alone, tuple(alone)), tuple(alone))
             read(other.Options, options, name, named)
     _whole_steps(kind, values.get("training"), found)
     environments = [] if values.get("eval_envs") is None else values["eval_envs"]
@@ -134,6 +132,14 @@ def _spellings(kind: type[Algorithm]) -> dict[str, str]:
         found |= {key.to.partition(".")[2]: full_name(block, key) for key in options}
     own, names = block_of(kind), {each.name for each in fields(kind.Options)}
     return {f"{own}.{option}": key for option, key in found.items() if option in names and key != f"{own}.{option}"}
+
+
+def _blocks(kind: type[Algorithm], values: Mapping[str, Any], blocks: Sequence[str]) -> dict[str, Any]:
+    """The keys of these blocks in full. Raises UsageError."""
+    tables = tables_of(kind)
+    return {
+        key: each for block in blocks for key, each in _block(kind, block, tables[block], values.get(block)).items()
+    }
 
 
 def _block(kind: type[Algorithm], block: str, table: Sequence[Key], values: Any) -> dict[str, Any]:
