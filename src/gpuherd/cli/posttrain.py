@@ -115,10 +115,10 @@ def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Conso
 
 
 TRAIN = """\
-Trains a model as a YAML file describes: PPO or GRPO on an environment, DPO on preferences, SFT on answers. Waits for
-free GPUs, takes them and gives them back, like any job; on more than one, torchrun's processes share the work by DDP or
-FSDP. A training that was killed continues exactly with --resume. On a cluster it is one job, over several machines with
-the options for that.
+Trains a model as a YAML file describes: PPO, GRPO, RLOO, RLCR, REINFORCE or distillation on an environment, DPO on
+preferences, SFT on answers. Waits for free GPUs, takes them and gives them back, like any job; on more than one,
+torchrun's processes share the work by DDP or FSDP. A training that was killed continues exactly with --resume. On a
+cluster it is one job, over several machines with the options for that.
 
 examples:
   gpuherd train --config config.yaml

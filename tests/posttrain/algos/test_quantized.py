@@ -11,7 +11,6 @@ from tests.posttrain.algos.training_work import curves, same, weights, work
 from tests.posttrain.preference.vowels import comparisons, episodes
 
 from gpuherd.errors import UsageError
-from gpuherd.models.memory.training_job import Method
 from gpuherd.models.memory.weights import Precision as Stored
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
@@ -20,7 +19,9 @@ from gpuherd.posttrain.engine.options import Lora, Quantization, StepOptions, St
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.policy_gradient.policy import load_for_training
 from gpuherd.posttrain.rollout.loading import load_anew
-from gpuherd.posttrain.runs.memory import training_job
+from gpuherd.posttrain.runs.blocks import ModelPair
+from gpuherd.posttrain.runs.memory import TrainingTask
+from gpuherd.posttrain.runs.settings import algorithm_configs
 from gpuherd.posttrain.types import Policy, Precision
 
 pytest.importorskip("bitsandbytes")
@@ -105,12 +106,12 @@ def test_gradients_are_there_after_an_answer(policy_model: Path) -> None:
 
 def test_the_plan_counts_codes() -> None:
     def job(lora: Lora, strategy: Strategy = Strategy.DDP) -> Any:
-        options = algorithm_class("SFT").Options(lora=lora)
-        return training_job(
-            Method.SFT, options, StepOptions(strategy=strategy), processes=2, sequences=8, precision=Stored.BF16,
-            frozen=Stored.BF16, loaded=Precision(), prompt_tokens=8, new_tokens=8, sampled=1, weighs=False,
-            chunked=False,
+        (choice,) = algorithm_configs({"SFT": {"lora": {"quantization": lora.quantization}, "gpus": 2}}, {})
+        task = TrainingTask(
+            name="x", choice=choice, family=ModelPair("gpt2"), loaded=Precision(), steps=StepOptions(strategy=strategy),
+            cards=(), gpus=2, prompt_tokens=8, new_tokens=8, sampled=1, pairs=1,
         )  # fmt: skip
+        return task.job(Stored.BF16, Stored.BF16, chunked=False)
 
     assert job(NF4).base is Stored.NF4 and job(Lora()).base is Stored.BF16
     with pytest.raises(UsageError, match=r"lora.quantization=nf4 with strategy fsdp"):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import known_keys, nearest_or_all, read
+from gpuherd.posttrain.config.typed import known_keys, nearest_or_all, read, read_keys
 from gpuherd.runs.records import jsonable
 
 
@@ -132,6 +132,29 @@ def test_all_keys_are_known() -> None:
     keys = list(known_keys(Outer))
     assert keys[:5] == ["name", "inner", "inner.lr", "inner.micro_batch_size", "inner.colour"]
     assert "by_name.*.lr" in keys
+
+
+def test_keys_of_another_name_are_named_so() -> None:
+    names = {"lr": "training.learning_rate"}
+    with pytest.raises(UsageError, match=r"^training\.learning_rate=0\.0: it must be above 0$"):
+        read(Inner, {"lr": 0}, "grpo", names)
+    with pytest.raises(UsageError, match=r"^training\.learning_rate=x: it should be a number$"):
+        read(Inner, {"lr": "x"}, "", names)
+    with pytest.raises(UsageError, match=r"^grpo\.colour=blue: it is one of red, green"):
+        read(Inner, {"colour": "blue"}, "grpo", names)
+
+
+def test_keys_alone_are_read_as_those_of_a_dataclass_are() -> None:
+    kinds = {"lr": float, "sizes": tuple[int, ...], "colour": Colour}
+    assert read_keys(kinds, {"lr": 1, "colour": "green"}, "a") == {"lr": 1.0, "colour": Colour.GREEN}
+    for values, told in (
+        ({"lrr": 1}, r"there is no key a\.lrr; did you mean a\.lr\?"),
+        ({"batch": 1}, r"there is no key a\.batch; did you mean b\.batch\?"),
+        ({"sizes": 3}, r"a\.sizes=3: it should be a list"),
+        (["lr"], r"a=\['lr'\]: it should be a mapping of keys"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            read_keys(kinds, values, "a", ["b.batch"])
 
 
 def test_the_nearest_name_or_all() -> None:

@@ -13,8 +13,8 @@ from tests.qa.conftest import made_once
 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.learning.config_file import read_config
 from gpuherd.posttrain.learning.preflight import check_data
+from gpuherd.posttrain.learning.settings import read_settings
 from gpuherd.posttrain.learning.worker import main
 
 
@@ -65,9 +65,9 @@ def test_a_model_without_a_template_is_refused_before_it_is_loaded(
     file = tmp_path / "talks.jsonl"
     file.write_text("".join(f"{json.dumps(each)}\n" for each in rows(2)))
     with pytest.raises(UsageError, match=r"training.data_file: .*talks.jsonl holds conversations: .* no chat template"):
-        check_data(read_config(written(tmp_path, policy_model, "sft", training={"data_file": str(file)})[1]))
-    found = check_data(read_config(written(tmp_path, chatting, "sft", training={"data_file": str(file)})[1]))
+        check_data(read_settings(written(tmp_path, policy_model, "sft", training={"data_file": str(file)})[1]))
+    found = check_data(read_settings(written(tmp_path, chatting, "sft", training={"data_file": str(file)})[1]))
     assert found is not None and len(found.prompts) == 4
     plain = tmp_path / "plain.jsonl"
     plain.write_text('{"prompt": "a", "completion": "b"}\n')
-    assert check_data(read_config(written(tmp_path, policy_model, "sft", training={"data_file": str(plain)})[1]))
+    assert check_data(read_settings(written(tmp_path, policy_model, "sft", training={"data_file": str(plain)})[1]))

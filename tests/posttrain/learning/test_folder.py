@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.config_file import read_config
 from gpuherd.posttrain.learning.folder import TrainDirectory, prepare
+from gpuherd.posttrain.learning.settings import read_settings, settings_of
 
-CONFIG: TrainConfig = read(TrainConfig, {"policy_env": {"dataset": "arithmetic"}})
+CONFIG = settings_of({"policy_env": {"dataset": "arithmetic"}})
 
 
 def test_a_folder_is_begun_and_gone_on_with(tmp_path: Path) -> None:
     folder = TrainDirectory(tmp_path / "new" / "run")
     prepare(folder, CONFIG, resume=False)
-    assert read_config(folder.config) == CONFIG
+    assert read_settings(folder.config) == CONFIG
     about = json.loads(folder.run_json.read_text())
     assert (about["kind"], about["simulated"]) == ("train", False)
     other = TrainDirectory(tmp_path / "simulated")
@@ -54,26 +53,37 @@ def test_without_resume_it_is_refused(tmp_path: Path) -> None:
 def test_another_training_is_refused_by_its_key(tmp_path: Path) -> None:
     folder = TrainDirectory(tmp_path / "run")
     prepare(folder, CONFIG, resume=False)
-    other = replace(CONFIG, model=replace(CONFIG.model, model_name_or_path="other"))
+    other = CONFIG.changed(model__model_name_or_path="other")
     with pytest.raises(UsageError, match=r"its model\.model_name_or_path is 'gpt2', and here it is 'other'"):
         prepare(folder, other, resume=True)
     # What changes no result may be another.
-    faster = replace(
-        CONFIG,
-        training=replace(CONFIG.training, micro_batch_size=2, save_every=1),
-        distributed=replace(CONFIG.distributed, num_gpus=2),
-    )
+    faster = CONFIG.changed(training__micro_batch_size=2, training__save_every=1, distributed__num_gpus=2)
     prepare(folder, faster, resume=True)
-    assert read_config(folder.config) == faster
+    assert read_settings(folder.config) == faster
+
+
+def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+    folder = TrainDirectory(tmp_path)
+    shutil.copyfile(Path(__file__).with_name("earlier.yaml"), folder.config)
+    kept = read_settings(folder.config)
+    options = kept.algorithm.options
+    assert (options.samples_per_prompt, options.clip_range, options.reward_normalization) == (8, 0.1, "none")
+    assert (kept.discount, kept.sampling.temperature, kept.sampling.max_new_tokens) == (0.5, 0.3, 9)
+    assert (kept.steps(2).strategy, kept.steps(2).fsdp_cpu_offload) == ("fsdp", True)
+    prepare(folder, kept.changed(training__micro_batch_size=1), resume=True)
+    with pytest.raises(UsageError, match=r"its grpo\.clip_range is 0\.1, and here it is 0\.2"):
+        prepare(folder, kept.changed(grpo__clip_range=0.2), resume=True)
+    with pytest.raises(UsageError, match=r"its grpo\.num_iterations is 1, and here it is 2"):
+        prepare(folder, kept.changed(grpo__num_iterations=2), resume=True)
 
 
 def test_a_training_does_not_go_on_with_another_reward(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("def score(completions):\n    return [0.0] * len(completions)\n")
     block = {"dataset": "arithmetic", "reward": f"{file}:score"}
-    config: TrainConfig = read(TrainConfig, {"policy_env": block, "eval_envs": [block]})
-    slower: TrainConfig = read(
-        TrainConfig, {"policy_env": {**block, "reward_timeout": 600}, "eval_envs": [{**block, "reward_timeout": 9}]}
+    config = settings_of({"policy_env": block, "eval_envs": [block]})
+    slower = settings_of(
+        {"policy_env": {**block, "reward_timeout": 600}, "eval_envs": [{**block, "reward_timeout": 9}]}
     )
     folder, earlier = TrainDirectory(tmp_path / "run"), TrainDirectory(tmp_path / "earlier")
     for each in (folder, earlier):

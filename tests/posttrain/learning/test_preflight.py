@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.preflight import check_data
+from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 
 ENV = {"env_type": "math", "problems": [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(12)]}
 FEW = {"num_rollouts_per_iteration": 4}
 
 
-def config(algorithm: str, training: dict[str, Any], **blocks: Any) -> TrainConfig:
-    found: TrainConfig = read(TrainConfig, {"training": {"algorithm": algorithm, **training}, **blocks})
-    return found
+def config(algorithm: str, training: dict[str, Any], **blocks: Any) -> TrainSettings:
+    return settings_of({"training": {"algorithm": algorithm, **training}, **blocks})
 
 
 @pytest.mark.parametrize(
@@ -83,6 +81,26 @@ def test_what_is_there_is_enough() -> None:
     check_data(config("ppo", {**few, "eval_every": 0, "eval_episodes": 99}, policy_env=ENV, eval_envs=[ENV]))
     own = {"env_type": "custom", "custom_class": "nowhere.Env", "dataset": "x"}
     check_data(config("ppo", few, policy_env=own))
+
+
+def test_only_what_is_compared_has_single_turns(tmp_path: Path, policy_model: Path) -> None:
+    """Policies that were trained on comparisons are evaluated on episodes all the same."""
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}))
+    two_turns = {**ENV, "max_attempts": 2}
+    check_data(config("dpo", {"data_file": str(file), "eval_episodes": 1}, eval_envs=[two_turns]))
+    sums = {"dataset": "arithmetic"}
+    model = {"model_name_or_path": str(policy_model)}
+    check_data(config("grpo-hf", {**FEW, "eval_episodes": 1}, policy_env=sums, eval_envs=[two_turns], model=model))
+    with pytest.raises(UsageError, match=r"eval_envs\[0\]: RLCR pays for answers that are right"):
+        check_data(config("rlcr", {**FEW, "eval_episodes": 1}, policy_env=sums, eval_envs=[two_turns]))
+
+
+def test_what_an_algorithm_asks_for_is_part_of_the_prompts() -> None:
+    plain, asked = (check_data(config(name, FEW, policy_env={"dataset": "arithmetic"})) for name in ("grpo", "rlcr"))
+    assert plain is not None and asked is not None
+    added = {len(other) - len(one) for one, other in zip(plain.prompts, asked.prompts, strict=True)}
+    assert len(added) == 1 and added.pop() > 100 and "<confidence>" in asked.prompts[0]
 
 
 def rows_of(kind: str, number: int) -> dict[str, Any]:

@@ -15,10 +15,11 @@ import pytest
 
 from gpuherd.errors import CannotWrite, ExitCode
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.posttrain.algos.registry import algorithms
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.world import World
-from gpuherd.posttrain.learning.config_file import read_config
 from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.settings import read_settings
 from gpuherd.posttrain.learning.worker import finish, main
 from gpuherd.posttrain.types import Policy
 
@@ -194,6 +195,51 @@ def test_all_algorithms_and_both_kinds_of_data(tmp_path: Path, policy_model: Pat
         assert (folder.model / kind).exists(), name
 
 
+@pytest.mark.timeout(300)
+def test_what_registers_itself_is_trained(tmp_path: Path, policy_model: Path) -> None:
+    """Algorithms of rounds that no part of this command names, each with an option of its own."""
+    sums = {"dataset": "arithmetic", "settings": {"digits": 1}}
+    blocks: dict[str, dict[str, Any]] = {
+        "rloo": {"kl_coef": 0.0},
+        "reinforce": {"baseline": "batch_mean", "greedy": True},
+        "rlcr": {"instruction": "=", "group_size": 2},
+        "distill": {"teacher": str(policy_model), "on_policy": 0.5, "beta": 1.0},
+        "grpo-hf": {"proxy_epochs": 1, "samples_per_prompt": 2},
+    }
+    (tmp_path / "own.py").write_text("def longest(completions):\n    return [len(set(text)) for text in completions]\n")
+    names = {each.name.lower() for each in algorithms().values() if not each.guided}
+    assert names == {*blocks, "grpo", "ppo", "dpo", "sft"}, "give the new one a line here"
+    for name, block in blocks.items():
+        place = tmp_path / name
+        place.mkdir()
+        training: dict[str, Any] = {"num_iterations": 2, "num_rollouts_per_iteration": 4, "max_problems": 4}
+        if name in ("reinforce", "grpo-hf"):
+            training["batch_size"] = 4
+        pays = {"reward": f"{tmp_path}/own.py:longest"} if name == "grpo-hf" else {}  # so that there is what to compare
+        told = {"policy_env": {**sums, **pays}, "eval_envs": [sums], name: block}
+        words = written(place, policy_model, name, training=training, **told)
+        assert main(words) == ExitCode.OK, name
+        folder = TrainDirectory(place / name)
+        lines = read_curves(folder.root)
+        assert [line["step"] for line in lines] == [1, 2] and "eval/arithmetic/accuracy" in lines[-1], name
+        assert (folder.model / "model.safetensors").exists(), name
+        assert folder.rows.exists() == (name in ("distill", "grpo-hf")), name
+        marks = {"rlcr": "stated", "distill": "own"}
+        assert name not in marks or marks[name] in lines[-1]
+
+
+def test_what_asks_in_its_own_way_takes_single_answers(
+    tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for algorithm, told in (
+        ("grpo-hf", "policy_env: grpo-hf compares single answers, and an episode of math has up to 2 turns"),
+        ("rlcr", "policy_env: RLCR pays for answers that are right, and the task math knows no right and wrong"),
+    ):
+        words = written(tmp_path, policy_model, algorithm, policy_env=ENV, training={"batch_size": 8})
+        assert main(words) == ExitCode.USAGE
+        assert told in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:.*deprecated and will be removed in v6:FutureWarning")
 def test_sft_learns_from_rows_of_text_and_says_of_how_many(tmp_path: Path, policy_model: Path) -> None:
     file = tmp_path / "texts.jsonl"
@@ -212,10 +258,10 @@ def test_checkpoints_stay_until_the_summary_is_there(tmp_path: Path, policy_mode
     (folder.checkpoints / "step-00000004").mkdir(parents=True)
     folder.done.mkdir()  # so that it can't be written
     with pytest.raises(CannotWrite):
-        finish(read_config(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
+        finish(read_settings(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
     assert folder.checkpoints.exists()
     folder.done.rmdir()
-    finish(read_config(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
+    finish(read_settings(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
     assert folder.done.exists() and not folder.checkpoints.exists()
 
 

@@ -21,12 +21,9 @@ from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import TrainingUsage
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import read_with_precision
-from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.engine.trainee import Trainee
-from gpuherd.posttrain.learning import options
-from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.memory import job_of
+from gpuherd.posttrain.learning.preflight import training_task
+from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 from gpuherd.posttrain.rollout.lengths import Lengths
 from gpuherd.posttrain.runs.memory import PLAIN_HEADS
@@ -105,9 +102,9 @@ def test_a_training_holds_what_is_planned(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: TrainConfig = read(
-        TrainConfig,
+    told = settings_of(
         {
+            "policy_env": {"dataset": "arithmetic"},
             "training": {
                 "algorithm": algorithm,
                 "num_rollouts_per_iteration": GENERATED,
@@ -127,13 +124,12 @@ def test_a_training_holds_what_is_planned(
         },
     )
     usage = planned(told)
-    kind = algorithm_class(algorithm.upper())
     problems = [Problem(f"p{number}", "q" * PROMPT) for number in range(GENERATED)]
-    given = work(models[stored], tmp_path, precision=options.precision_of(told))
+    given = work(models[stored], tmp_path, precision=told.precision)
     sampling = Sampling(max_new_tokens=NEW, batch_size=GENERATED)
-    given = replace(given, task=Letters(), problems=problems, sampling=sampling, steps=options.steps_of(told, 1))
+    given = replace(given, task=Letters(), problems=problems, sampling=sampling, steps=told.steps(1))
     with measured(monkeypatch) as real:
-        kind(read(kind.Options, options.options_of(told, len(problems)))).train(given)
+        told.with_problems(len(problems)).make().train(given)
     of_moments = {moment.name: moment.total for moment in usage.moments}
     ours: dict[str, int] = {name: of_moments.pop(name) for name in ("generating", "weighing") if name in of_moments}
     ours["learning"] = max(of_moments.values())
@@ -143,12 +139,11 @@ def test_a_training_holds_what_is_planned(
     assert real["learning"] == pytest.approx(ours["learning"], rel=0.1)  # as in tests/models/memory
 
 
-def planned(told: TrainConfig) -> TrainingUsage:
+def planned(told: TrainSettings) -> TrainingUsage:
     """As ``need_of`` plans it, without what is kept free."""
-    precision = options.precision_of(told)
-    name = options.model_of(told)
+    precision, name = told.precision, told.model
     architecture, trained = read_with_precision(name, precision.dtype, read_for_training)
     frozen = read_with_precision(name, precision.frozen.dtype)[1]
     chunked = architecture.model_type in PLAIN_HEADS
-    job = job_of(told, trained, 1, Lengths(PROMPT, None, 1, ""), frozen, chunked=chunked)
+    job = training_task(told, (), 1, Lengths(PROMPT, None, 1, "")).job(trained, frozen, chunked=chunked)
     return training_usage(architecture, job, Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50))

@@ -14,13 +14,18 @@ from tests.posttrain.policy_gradient.rollouts import rollout
 from gpuherd.models.memory.kv_cache import Reserve
 from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrecision
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.posttrain.algos import distill
 from gpuherd.posttrain.engine import log_probs
 from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS, _ends_with, _head_of, token_log_probs
-from gpuherd.posttrain.policy_gradient.algorithm import LossType
+from gpuherd.posttrain.engine.options import StepOptions
+from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, LossType
 from gpuherd.posttrain.runs import memory
-from gpuherd.posttrain.runs.memory import PLAIN_HEADS
+from gpuherd.posttrain.runs.blocks import ModelPair
+from gpuherd.posttrain.runs.memory import PLAIN_HEADS, TrainingTask
+from gpuherd.posttrain.runs.settings import algorithm_configs
+from gpuherd.posttrain.types import Precision as Loading
 
 NOTHING, BIG = Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50)
 VOCABULARY, HIDDEN, PROMPT, NEW, ROWS = 8000, 64, 16, 48, 4
@@ -131,3 +136,31 @@ def test_logits_of_the_types_that_are_planned_so_are_what_their_head_answers() -
     for name in sorted(PLAIN_HEADS):
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**small))
         assert _ends_with(model, _head_of(model)), name
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "weighs"),
+    [
+        ("GRPO", {"kl_coef": 0.0}, False),
+        ("GRPO", {}, True),
+        ("GRPO", {"kl_coef": 0.0, "num_iterations": 2}, True),
+        ("GRPO", {"kl_coef": 0.0, "minibatch_size": 8}, True),
+        ("GRPO", {"kl_coef": 0.0, "sampler_correction": "token"}, True),
+        ("GRPO", {"kl_coef": 0.0, "online": False}, True),
+        ("PPO", {"kl_coef": 0.0}, True),
+        ("REINFORCE", {}, False),
+        ("GRPO-HF", {}, True),
+        ("GRPO-HF", {"kl_coef": 0.0}, False),
+        ("Distill", {"teacher": "gpt2"}, False),
+        ("SFT", {}, False),
+    ],
+)
+def test_log_probs_are_planned_where_they_are_asked(algorithm: str, options: dict[str, Any], weighs: bool) -> None:
+    (choice,) = algorithm_configs({algorithm: options}, {})
+    task = TrainingTask(
+        name="x", choice=choice, family=ModelPair("gpt2"), loaded=Loading(), steps=StepOptions(), cards=(), gpus=1,
+        prompt_tokens=8, new_tokens=8, sampled=4, pairs=4,
+    )  # fmt: skip
+    job = task.job(Precision.FP32, Precision.FP32, chunked=True)
+    assert job.weighed == (ASKED_AT_ONCE if weighs else 0)
+    assert job.loss == "chunked"

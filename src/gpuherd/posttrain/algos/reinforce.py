@@ -49,6 +49,8 @@ class ReinforceOptions(PolicyOptions):
     greedy: bool = False
     entropy_coef: float = 0.0
 
+    minibatches: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "entropy_coef", 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +26,10 @@ T = TypeVar("T")
 
 _NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
 _LONGEST = 60
+_KEY = re.compile(r"\w+")
 
 
-def read(kind: type[T], values: Any, where: str = "") -> T:
+def read(kind: type[T], values: Any, where: str = "", names: Mapping[str, str] | None = None) -> T:
     """The dataclass ``kind`` of a mapping of its fields' names.
 
     A field may be a bool, int, float, str, Path, an Enum, a Literal, a dataclass, ``tuple[X, ...]`` (of a list),
@@ -37,10 +39,36 @@ def read(kind: type[T], values: Any, where: str = "") -> T:
 
     Args:
         where: the key that the mapping itself has in the whole configuration, "" for the top.
+        names: full keys by fields, of those that the configuration calls otherwise.
 
     Raises UsageError, also for what a dataclass refuses itself (as UsageError or ValueError).
     """
-    return _Reader(kind).dataclass(kind, values, where)  # type: ignore[no-any-return]
+    try:
+        return _Reader(kind).dataclass(kind, values, where)  # type: ignore[no-any-return]
+    except UsageError as problem:
+        if names is None:
+            raise
+        text = str(problem)
+        before = _KEY.match(text.removeprefix(f"{where}." if where else ""))
+        if before is None or before[0] not in names:
+            raise
+        raise UsageError(names[before[0]] + text.removeprefix(_join(where, before[0]))) from None
+
+
+def read_keys(
+    annotations: Mapping[str, Any], values: Any, where: str = "", elsewhere: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The values of a mapping by the annotations of its keys, as ``read`` takes them; of those that are given alone.
+
+    Args:
+        where: the key that the mapping itself has, "" for the top.
+        elsewhere: full keys of other mappings, for hints.
+
+    Raises UsageError.
+    """
+    reader = _Reader(elsewhere)
+    reader.check_names(annotations, values, where)
+    return {name: reader.value(annotations[name], value, _join(where, name)) for name, value in values.items()}
 
 
 def known_keys(kind: type, where: str = "") -> Iterator[str]:
@@ -64,22 +92,17 @@ _MAPPINGS = (dict, Mapping)
 
 
 class _Reader:
-    """One reading; ``root`` is what the whole configuration is, for hints at keys that stand elsewhere in it."""
+    """One reading; ``root`` is what the whole configuration is, or all its keys, for hints at keys that stand elsewhere
+    in it."""
 
-    def __init__(self, root: type):
+    def __init__(self, root: type | Sequence[str]):
         self._root = root
 
     def dataclass(self, kind: type, values: Any, where: str) -> Any:
         if dataclasses.is_dataclass(values) and isinstance(values, kind):
             return values
-        if not isinstance(values, Mapping):
-            raise _wrong(where, values, "a mapping of keys")
         annotations = _fields(kind)
-        for name in values:
-            if name not in annotations:
-                raise UsageError(
-                    f"there is no key {_shown(_join(where, str(name)))}{self._hint(name, annotations, where)}"
-                )
+        self.check_names(annotations, values, where)
         given: dict[str, Any] = {}
         for field in dataclasses.fields(kind):
             if field.name in values:
@@ -95,6 +118,16 @@ class _Reader:
             text = str(problem)
             names_key = any(text.startswith(f"{name}=") for name in annotations)
             raise UsageError(_join(where, text) if names_key else f"{where}: {text}" if where else text) from None
+
+    def check_names(self, annotations: Mapping[str, Any], values: Any, where: str) -> None:
+        """Raises UsageError for what is no mapping of these names."""
+        if not isinstance(values, Mapping):
+            raise _wrong(where, values, "a mapping of keys")
+        for name in values:
+            if name not in annotations:
+                raise UsageError(
+                    f"there is no key {_shown(_join(where, str(name)))}{self._hint(name, annotations, where)}"
+                )
 
     def value(self, annotation: Any, value: Any, where: str) -> Any:
         """A value by its annotation. Raises UsageError."""
@@ -159,7 +192,8 @@ class _Reader:
         near = nearest(str(name), annotations, cutoff=0.75)
         if near:
             return f"; did you mean {_join(where, near[0])}?"
-        elsewhere = [key for key in known_keys(self._root) if key.rpartition(".")[2] == name]
+        keys = known_keys(self._root) if isinstance(self._root, type) else self._root
+        elsewhere = [key for key in keys if key.rpartition(".")[2] == name]
         if elsewhere:
             return f"; did you mean {elsewhere[0].replace('*', '<name>')}?"
         otherwise = f"possible here: {', '.join(annotations)}"

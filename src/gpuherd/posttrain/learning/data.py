@@ -15,13 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
+from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.data.dataset import first_problems
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.envs.interface import EnvironmentOptions
-from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
+from gpuherd.posttrain.envs.registry import SingleTurn
+from gpuherd.posttrain.envs.registry import make_environments as make
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.options import model_of, precision_of, problems_wanted, sampling_of
-from gpuherd.posttrain.types import Collecting, Comparison, Policy, Problem, Rollout, Row, Split, Task
+from gpuherd.posttrain.learning.settings import TrainSettings
+from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.types import (
+    Algorithm,
+    Collecting,
+    Comparison,
+    Policy,
+    Problem,
+    Reward,
+    Rollout,
+    Row,
+    Split,
+    Task,
+)
 from gpuherd.runs.files import write_file
 
 if TYPE_CHECKING:
@@ -30,37 +44,18 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.rollout.sampler import RolloutBackend
 
 
-def make_environments(where: str, told: EnvBlock, device: str) -> Environments:
+def make_environments(where: str, told: EnvironmentOptions, device: str) -> Environments:
     """The environments of a block. Raises UsageError, naming it, and what reading problems raises."""
-    from gpuherd.posttrain.envs.registry import make_environments as make
-
     try:
-        task = TaskOptions(
-            reward_model=told.reward_model, reward=told.reward, reward_timeout=told.reward_timeout, device=device
-        )
-        options = EnvironmentOptions(
-            env_type=told.env_type,
-            dataset=told.dataset,
-            problems=told.problems,
-            timeout=told.timeout,
-            max_attempts=told.max_attempts,
-            custom_class=told.custom_class,
-            custom_kwargs=told.custom_kwargs,
-            reward_scale=told.reward_scale,
-            reward_clip=told.reward_clip,
-            reward_bias=told.reward_bias,
-            settings=told.settings,
-            task=task,
-        )
-        return make(options)
+        return make(replace(told, task=replace(told.task, device=device)))
     except UsageError as problem:
         raise UsageError(f"{where}: {problem}") from None
 
 
-def problems_of(environments: Environments, where: str, split: Split, count: int | None, seed: int) -> list[Problem]:
+def problems_of(source: Environments | Task, where: str, split: Split, count: int | None, seed: int) -> list[Problem]:
     """The first problems of a split. Raises UsageError, naming the block, where there are not so many, or none."""
     try:
-        found = list(environments.problems(split, count, seed))
+        found = list(source.problems(split, count, seed))
     except UsageError as problem:
         raise UsageError(f"{where}: {problem}") from None
     if not found:
@@ -68,16 +63,86 @@ def problems_of(environments: Environments, where: str, split: Split, count: int
     return found
 
 
-def check_turns(config: TrainConfig, environments: Environments) -> None:
-    """Raises UsageError for dpo on episodes of several turns."""
-    if config.training.algorithm == "dpo" and environments.most_turns > 1:
+class EnvironmentTask:
+    """Environments of one turn as a task, whose prompts are what an environment says first; a ``types.Task`` itself."""
+
+    def __init__(self, environments: Environments):
+        self.name, self.verifiable = environments.name, environments.verifiable
+        self.reward_range = environments.reward_range
+        self._environments = environments
+        self._inner: dict[str, Problem] = {}
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """Those of the environments. Raises what they raise."""
+        found = list(self._environments.problems(split, count, seed))
+        self._inner |= {each.id: each for each in found}
+        return [self._asked(each) for each in found]
+
+    def _asked(self, problem: Problem) -> Problem:
+        said = self._environments.make().reset(problem, 0).messages
+        messages = () if len(said) == 1 else tuple((each.role, each.content) for each in said)
+        return replace(problem, prompt="\n\n".join(each.content for each in said), messages=messages)
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """What each completion earns as the only turn of an episode."""
+        episodes = [self._environments.make() for _ in problems]
+        for episode, problem in zip(episodes, problems, strict=True):
+            episode.reset(self._inner[problem.id], 0)
+        ends = self._environments.step_all(episodes, completions)
+        return [Reward(each.reward + (0 if each.done else each.if_cut), each.correct) for each in ends]
+
+    def close(self) -> None:
+        """Ends what scoring has started."""
+        self._environments.close()
+
+
+def learns_from_pairs(algorithm: Algorithm) -> bool:
+    """Whether comparisons are what it learns from, or first learns from."""
+    return algorithm.memory is Method.DPO or isinstance(algorithm.options, ProxyOptions)
+
+
+def task_of(algorithm: Algorithm, environments: Environments) -> EnvironmentTask | None:
+    """What is learnt from as a task, for an algorithm that asks in its own way or draws by itself; None for one that
+    learns from episodes as they are.
+
+    Raises UsageError where it can't learn from them: from several turns, or without right and wrong.
+    """
+    task = EnvironmentTask(environments)
+    own = _asked(algorithm, task, "policy_env") is not task or isinstance(algorithm.options, ProxyOptions)
+    if own or learns_from_pairs(algorithm):
+        _refuse_turns(algorithm, environments, "policy_env")
+    return task if own else None
+
+
+def evaluated_on(algorithm: Algorithm, environments: Environments, where: str) -> Environments:
+    """Environments as an algorithm's policies are evaluated on them: asked as they were trained. Raises UsageError,
+    naming the block, for such as it can't ask."""
+    task = EnvironmentTask(environments)
+    asked = _asked(algorithm, task, where)
+    if asked is task:
+        return environments
+    _refuse_turns(algorithm, environments, where)
+    return SingleTurn(asked)
+
+
+def _asked(algorithm: Algorithm, task: Task, where: str) -> Task:
+    try:
+        return algorithm.evaluated(task)
+    except UsageError as problem:
+        raise UsageError(f"{where}: {problem}") from None
+
+
+def _refuse_turns(algorithm: Algorithm, environments: Environments, where: str) -> None:
+    if environments.most_turns > 1:
         raise UsageError(
-            f"policy_env: dpo compares single answers, and an episode of {environments.name} has up to "
-            f"{environments.most_turns} turns; set max_attempts: 1, or learn by ppo or grpo"
+            f"{where}: {algorithm.name.lower()} compares single answers, and an episode of {environments.name} has up "
+            f"to {environments.most_turns} turns; set max_attempts: 1, or learn by ppo or grpo"
         )
 
 
-def roller(config: TrainConfig, environments: Environments, *, greedy: bool = False) -> Callable[..., list[Rollout]]:
+def roller(
+    settings: TrainSettings, environments: Environments, *, greedy: bool = False
+) -> Callable[..., list[Rollout]]:
     """What rolls episodes while a policy is trained: of a sampler, problems, samples of each, and the draws' stream.
 
     With ``grpo.gamma`` below 1 what an episode earns is discounted by turn: sum over turns k of gamma^k r_k. What is
@@ -85,19 +150,20 @@ def roller(config: TrainConfig, environments: Environments, *, greedy: bool = Fa
     """
     from gpuherd.posttrain.envs.episodes import Turns, roll
 
-    gamma = config.grpo.gamma if config.training.algorithm == "grpo" and not greedy else 1.0
+    gamma = 1.0 if greedy else settings.discount
+    most_probable = greedy or getattr(settings.algorithm.options, "greedy", False)
 
     def rolled(sampler: RolloutBackend, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
-        turns = Turns(sampler.tokenizer, chat=config.model.use_chat_template)
+        turns = Turns(sampler.tokenizer, chat=settings.sampling.use_chat_template)
         found = roll(
             environments,
             sampler,
             turns,
             problems,
             samples,
-            greedy=greedy,
+            greedy=most_probable,
             stream=stream,
-            seed=config.training.seed,
+            seed=settings.sampling.seed,
             most_tokens=sampler.places,
         )
         return [discounted(each, gamma) for each in found]
@@ -125,19 +191,19 @@ class Evaluation:
     All processes evaluate their share; all know the means. Nothing is evaluated where ``eval_every`` is 0.
     """
 
-    def __init__(self, config: TrainConfig, world: World, device: str):
+    def __init__(self, settings: TrainSettings, algorithm: Algorithm, world: World):
         """Raises UsageError, naming the block, and what reading problems raises."""
         self._world = world
         self._envs: list[tuple[str, Environments, list[Problem], Any]] = []
-        blocks = config.eval_envs if config.training.eval_every else ()
+        blocks = settings.eval_envs if settings.eval_every else ()
         names: list[str] = []
         for number, told in enumerate(blocks):
             where = f"eval_envs[{number}]"
-            environments = make_environments(where, told, device)
-            split, count = Split.TEST, config.training.eval_episodes
-            problems = problems_of(environments, where, split, count, config.training.seed)
+            environments = make_environments(where, told, world.device)
             names.append(_free_name(Path(told.dataset).stem if told.dataset else environments.name, names))
-            self._envs.append((names[-1], environments, problems, roller(config, environments, greedy=True)))
+            environments = evaluated_on(algorithm, environments, where)
+            problems = problems_of(environments, where, Split.TEST, settings.eval_episodes, settings.sampling.seed)
+            self._envs.append((names[-1], environments, problems, roller(settings, environments, greedy=True)))
 
     def __bool__(self) -> bool:
         return bool(self._envs)
@@ -171,39 +237,58 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
 logger = logging.getLogger(__name__)
 
 
-def preferences_of(config: TrainConfig) -> list[Row]:
+def rows_of(
+    settings: TrainSettings,
+    algorithm: Algorithm,
+    environments: Environments | None,
+    folder: TrainDirectory,
+    world: World,
+    device: str,
+) -> list[Row]:
+    """What an algorithm learns from that is there before it begins; [] of one that collects nothing.
+
+    Raises UsageError, and what reading files raises.
+    """
+    if not algorithm.collects:
+        return []
+    if environments is not None:
+        return _answered(settings, algorithm, environments, folder, world, device)
+    return _preferences(settings) if learns_from_pairs(algorithm) else _demonstrations(settings, algorithm, device)
+
+
+def _preferences(settings: TrainSettings) -> list[Row]:
     """The comparisons of a file of preferences. Raises UsageError, BadQuestions and MissingQuestions."""
     from gpuherd.posttrain.preference.data import read_preferences
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 
-    read = read_preferences(_file(config), limit=config.training.max_problems)
+    read = read_preferences(file_of(settings), limit=settings.problems)
     if (told := read.refusals()) is not None:
         logger.warning("%s", told)
-    writing = Writing(load_tokenizer(config.model.model_name_or_path), chat=config.model.use_chat_template)
+    writing = Writing(load_tokenizer(settings.base), chat=settings.sampling.use_chat_template)
     return list(writing.comparisons(read.pairs))
 
 
-def demonstrations_of(config: TrainConfig, algorithm: Any, device: str) -> list[Row]:
+def _demonstrations(settings: TrainSettings, algorithm: Algorithm, device: str) -> list[Row]:
     """The answers to imitate: of all rows of a file or data set, or of a task's training problems, those that it holds
     out among them, as rollouts. Raises UsageError, and what reading raises."""
-    from gpuherd.posttrain.data.options import TaskOptions
     from gpuherd.posttrain.data.registry import is_task, make_task
     from gpuherd.posttrain.preference.data import read_demonstrations
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 
-    if not is_task(_file(config)):
-        read = read_demonstrations(_file(config), limit=config.training.max_problems)
+    file = file_of(settings)
+    if not is_task(file):
+        read = read_demonstrations(file, limit=settings.problems)
         if (told := read.refusals()) is not None:
             logger.warning("%s", told)
         logger.info("learning from %s", read.sentence)
-        writing = Writing(load_tokenizer(config.model.model_name_or_path), chat=config.model.use_chat_template)
+        writing = Writing(load_tokenizer(settings.base), chat=settings.sampling.use_chat_template)
         return [writing.imitation(each) for each in read.shown]
-    task = make_task(_file(config), TaskOptions(device=device))
-    policy = Policy(model_of(config))
+    task = make_task(file, TaskOptions(device=device))
+    policy = Policy(settings.model)
     try:
-        problems = all_but_test(task, problems_wanted(config), config.training.seed)
-        logger.info("learning from %s: %d training problems", _file(config), len(problems))
-        work = Collecting(task, problems, policy, policy, 0, sampling_of(config), precision_of(config), device)
+        problems = all_but_test(task, settings.problems, settings.sampling.seed)
+        logger.info("learning from %s: %d training problems", file, len(problems))
+        work = Collecting(task, problems, policy, policy, 0, settings.sampling, settings.precision, device)
         return list(algorithm.collect(work))
     finally:
         task.close()
@@ -218,37 +303,46 @@ def all_but_test(task: Task, count: int | None, seed: int) -> list[Problem]:
     return first_problems(problems, count, seed, f"{task.name}, train")
 
 
-def _file(config: TrainConfig) -> str:
-    assert config.training.data_file is not None  # noqa: S101 - the caller has looked
-    return config.training.data_file
+def file_of(settings: TrainSettings) -> str:
+    """``training.data_file``, of a training that learns from one."""
+    assert settings.data_file is not None  # noqa: S101 - the caller has looked
+    return settings.data_file
 
 
-def answered(
-    config: TrainConfig, environments: Environments, folder: TrainDirectory, world: World, device: str
+def _answered(
+    settings: TrainSettings,
+    algorithm: Algorithm,
+    environments: Environments,
+    folder: TrainDirectory,
+    world: World,
+    device: str,
 ) -> list[Row]:
-    """What the policy, as it comes, does in the environment: sampled once and kept in ``rows.jsonl``; every process
-    samples its share. For dpo the best and the worst of each problem.
+    """What the policy, as it comes (or a teacher), does in the environment: sampled once and kept in ``rows.jsonl``;
+    every process samples its share. Of comparisons the best and the worst of each problem.
 
-    Raises UsageError for dpo on episodes of several turns, or where no problem has two unlike answers.
+    Raises UsageError where it can't learn from episodes of several turns, or no problem has two unlike answers.
     """
-    check_turns(config, environments)
+    task_of(algorithm, environments)
     kept = world.broadcast(_read(folder.rows) if world.is_main else None)
     if kept is None:
-        kept = _rolled(config, environments, world, device)
+        kept = _rolled(settings, algorithm, environments, world, device)
         if world.is_main:
             write_file(folder.rows, "".join(f"{json.dumps(each.to_dict())}\n" for each in kept).encode())
-    return list(kept) if config.training.algorithm == "sft" else compared(kept)
+    return compared(kept) if learns_from_pairs(algorithm) else list(kept)
 
 
-def _rolled(config: TrainConfig, environments: Environments, world: World, device: str) -> list[Rollout]:
+def _rolled(
+    settings: TrainSettings, algorithm: Algorithm, environments: Environments, world: World, device: str
+) -> list[Rollout]:
     from gpuherd.posttrain.rollout.sampler import Sampler
 
-    seed = config.training.seed
-    problems = problems_of(environments, "policy_env", Split.TRAIN, problems_wanted(config), seed)
-    samples = config.dpo.samples_per_prompt if config.training.algorithm == "dpo" else 1
-    sampler = Sampler(Policy(model_of(config)), precision_of(config), device, sampling_of(config))
+    problems = problems_of(environments, "policy_env", Split.TRAIN, settings.problems, settings.sampling.seed)
+    options = algorithm.options
+    samples = options.samples_per_example if hasattr(options, "samples_per_example") else options.samples_per_prompt
+    policy = Policy(algorithm.collected_from or settings.model)
+    sampler = Sampler(policy, settings.precision, device, settings.sampling)
     mine: Sequence[Problem] = world.share(problems)
-    made = roller(config, environments)(sampler, mine, samples, "collected") if mine else []
+    made = roller(settings, environments)(sampler, mine, samples, "collected") if mine else []
     found = {(each.problem, each.sample): each for share in world.gather(made) for each in share}
     return [found[problem.id, sample] for problem in problems for sample in range(samples)]
 
@@ -259,7 +353,7 @@ def compared(rollouts: Sequence[Rollout]) -> list[Row]:
 
     groups = by_problem(rollouts)
     found: list[Comparison] = [each for group in groups if (each := best_and_worst(group)) is not None]
-    logger.info("dpo: %d comparisons of %d problems; the others' answers earned the same", len(found), len(groups))
+    logger.info("%d comparisons of %d problems; the others' answers earned the same", len(found), len(groups))
     if not found:
         raise UsageError(
             f"policy_env: all answers to each of {len(groups)} problems earned the same; there is nothing to compare"

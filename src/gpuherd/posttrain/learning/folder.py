@@ -11,12 +11,10 @@ from gpuherd import __version__
 from gpuherd.errors import CannotWrite, UsageError, printable
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.config.yaml_strict import read_yaml
-from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.config_file import as_yaml, read_config
+from gpuherd.posttrain.learning.settings import TrainSettings, read_settings
 from gpuherd.posttrain.rewards.function import digest_of
 from gpuherd.posttrain.runs.folder import BadRun, OutputDirectory
 from gpuherd.runs.files import write_file
-from gpuherd.runs.records import jsonable
 
 
 class TrainDirectory(OutputDirectory):
@@ -43,10 +41,10 @@ class TrainDirectory(OutputDirectory):
         self.train_lock = self.root / "train.lock"
 
     @classmethod
-    def of(cls, config: TrainConfig, output: str | None = None) -> Self:
+    def of(cls, settings: TrainSettings, output: str | None = None) -> Self:
         """The folder that is said, else the configuration's, else ``outputs/`` with the experiment's name (as a file's:
         it leads nowhere else)."""
-        return cls(output or config.output_dir or Path("outputs") / safe_name(config.experiment_name))
+        return cls(output or settings.output_dir or Path("outputs") / safe_name(settings.experiment_name))
 
     def create_root(self) -> None:
         """Makes the folder, without those of a queue. Raises CannotWrite."""
@@ -75,20 +73,7 @@ class TrainDirectory(OutputDirectory):
             return {}
 
 
-# Keys that say where and how it runs, and change no result; the rest is the training's own.
-_FREE = ("description", "tags", "output_dir", "distributed", "engine", "callbacks")
-_FREE_INSIDE = {
-    "training": (
-        "save_every", "save_total_limit", "log_every", "use_tensorboard", "wandb_project", "wandb_run_name",
-        "trackio_project",
-        "gradient_accumulation_steps", "micro_batch_size", "dynamic_batch_size", "clear_cache_interval",
-    ),
-    "model": ("generation_batch_size",),
-    "policy_env": ("reward_timeout",),
-}  # fmt: skip
-
-
-def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> None:
+def look_over(folder: TrainDirectory, settings: TrainSettings, *, resume: bool) -> None:
     """Checks that the folder is free for this training, or holds it already. Writes nothing.
 
     Raises UsageError: the folder holds another training, or this one without ``resume``, or something else.
@@ -99,25 +84,25 @@ def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> N
             raise UsageError(
                 f"{folder.root}: a training {state} here; add --resume to go on, or choose another --output"
             )
-        refuse_another(folder, config)
+        refuse_another(folder, settings)
         if not folder.done.exists():
-            _refuse_other_rewards(folder, config)
+            _refuse_other_rewards(folder, settings)
     elif folder.root.is_dir() and any(path.name not in _OURS for path in folder.root.iterdir()):
         raise UsageError(f"{folder.root}: there are files of something else; choose another --output")
 
 
-def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool, simulate: bool = False) -> None:
+def prepare(folder: TrainDirectory, settings: TrainSettings, *, resume: bool, simulate: bool = False) -> None:
     """Begins the folder, or resumes it. Raises as ``look_over``, and CannotWrite.
 
     Args:
         simulate: its GPUs are simulated, which is recorded.
     """
-    look_over(folder, config, resume=resume)
+    look_over(folder, settings, resume=resume)
     if not folder.config.exists():
         folder.create_root()
-        about = {"gpuherd_version": __version__, "name": config.experiment_name, "simulated": simulate}
-        folder.write_record({**about, "rewards": _rewards(config)})
-    write_file(folder.config, as_yaml(config).encode())
+        about = {"gpuherd_version": __version__, "name": settings.experiment_name, "simulated": simulate}
+        folder.write_record({**about, "rewards": _rewards(settings)})
+    write_file(folder.config, settings.as_yaml().encode())
 
 
 # What a start leaves that was killed before it wrote config.yaml; the second line is the queue's of a cluster's engine.
@@ -128,9 +113,9 @@ _OURS = (
 )  # fmt: skip
 
 
-def refuse_another(folder: TrainDirectory, config: TrainConfig) -> None:
+def refuse_another(folder: TrainDirectory, settings: TrainSettings) -> None:
     """Raises UsageError where the folder's training differs from this one in what changes results, by key."""
-    kept, wanted = (_deciding(each) for each in (read_config(folder.config), config))
+    kept, wanted = (each.deciding() for each in (read_settings(folder.config), settings))
     for key in sorted({*kept, *wanted}):
         if kept.get(key) != wanted.get(key):
             raise UsageError(
@@ -139,13 +124,13 @@ def refuse_another(folder: TrainDirectory, config: TrainConfig) -> None:
             )
 
 
-def _refuse_other_rewards(folder: TrainDirectory, config: TrainConfig) -> None:
+def _refuse_other_rewards(folder: TrainDirectory, settings: TrainSettings) -> None:
     """Raises UsageError where a reward function has changed since the training began."""
     try:
         begun = folder.record()["rewards"]
     except (BadRun, KeyError):  # of a training that an earlier version began
         return
-    for where, digest in _rewards(config).items():
+    for where, digest in _rewards(settings).items():
         if begun.get(where, digest) != digest:
             raise UsageError(
                 f"{folder.root} was begun with another {where}.reward, whose file has changed since; put the old one "
@@ -153,25 +138,11 @@ def _refuse_other_rewards(folder: TrainDirectory, config: TrainConfig) -> None:
             )
 
 
-def _rewards(config: TrainConfig) -> dict[str, str]:
+def _rewards(settings: TrainSettings) -> dict[str, str]:
     """The digests of reward functions, by the block that names each."""
-    blocks = {"policy_env": config.policy_env, **{f"eval_envs[{n}]": each for n, each in enumerate(config.eval_envs)}}
-    return {
-        where: digest_of(each.reward) for where, each in blocks.items() if each is not None and each.reward is not None
+    blocks = {
+        "policy_env": settings.policy_env,
+        **{f"eval_envs[{number}]": each for number, each in enumerate(settings.eval_envs)},
     }
-
-
-def _deciding(config: TrainConfig) -> dict[str, object]:
-    """All that changes results, by full key."""
-    found: dict[str, object] = {}
-    for block, value in jsonable(config).items():
-        if block in _FREE:
-            continue
-        if isinstance(value, dict):
-            left_out = _FREE_INSIDE.get(block, ())
-            found |= {f"{block}.{name}": each for name, each in value.items() if name not in left_out}
-        elif block == "eval_envs":
-            found[block] = [{name: told for name, told in each.items() if name != "reward_timeout"} for each in value]
-        else:
-            found[block] = value
-    return found
+    named = {where: each.task.reward for where, each in blocks.items() if each is not None}
+    return {where: digest_of(reward) for where, reward in named.items() if reward is not None}

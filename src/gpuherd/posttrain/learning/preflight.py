@@ -1,63 +1,119 @@
-"""Whether all that a training learns from is there: read before any GPU is taken or folder begun. No torch."""
+"""Checks and plans before any GPU is taken or folder begun: whether all that a training learns from is there, and
+whether it fits into its GPUs, by the model's headers. No torch.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 
-from gpuherd.errors import BadModel, GpuherdError, MissingModel, UsageError
+from gpuherd.batch.options import RunOptions
+from gpuherd.errors import BadModel, GpuherdError, JobCannotFit, MissingModel, UsageError
+from gpuherd.jobs.gpu.watch import GpuWatch
+from gpuherd.models.memory.kv_cache import MIB, Workload
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.inventory import idle_gpus
+from gpuherd.models.place.resources import read_with_precision, resources_of
 from gpuherd.posttrain.data.chat import refuse_without_template
 from gpuherd.posttrain.data.preference_rows import Conversation, Messages
 from gpuherd.posttrain.engine.callbacks import check_callbacks
-from gpuherd.posttrain.envs.interface import Environments
-from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
-from gpuherd.posttrain.learning.data import all_but_test, check_turns, make_environments, problems_of
-from gpuherd.posttrain.learning.options import algorithm_options, problems_wanted
+from gpuherd.posttrain.envs.interface import EnvironmentOptions, Environments
+from gpuherd.posttrain.learning.data import (
+    all_but_test,
+    evaluated_on,
+    file_of,
+    learns_from_pairs,
+    make_environments,
+    problems_of,
+    task_of,
+)
+from gpuherd.posttrain.learning.settings import TrainSettings
+from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.rewards.function import FunctionRewards
-from gpuherd.posttrain.rollout.lengths import Texts
+from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, check_lengths, lengths_of
+from gpuherd.posttrain.runs.blocks import ModelPair
+from gpuherd.posttrain.runs.memory import TrainingTask, scoring_memory
+from gpuherd.posttrain.runs.plan import StepRequest
+from gpuherd.posttrain.runs.prepare import refuse_frozen, refuse_proxy
 from gpuherd.posttrain.types import Problem, Split
+from gpuherd.units import gib
+
+logger = logging.getLogger(__name__)
 
 
-def check_data(config: TrainConfig) -> Texts | None:
+def check_data(settings: TrainSettings) -> Texts | None:
     """What is learnt from, as far as it is known before: None of environments of one's own, which are left out, since
     their code runs in the training's processes alone.
 
     Raises UsageError, naming the key, for problems that are not there, too few of them, or of a kind that the algorithm
-    can't learn from, and for options that it doesn't take; and what reading files and data sets raises.
+    can't learn from, and for models whose tokens it can't learn by; and what reading files and data sets raises.
     """
-    told = config.training
-    check_callbacks(config.callbacks)
-    count = told.num_rollouts_per_iteration  # enough, where they can't be counted here
+    check_callbacks(settings.watching.callbacks)
+    settings.warnings()
+    algorithm, seed = settings.algorithm.make(), settings.sampling.seed
     texts = None
-    if config.policy_env is not None and config.policy_env.env_type != "custom":
-        with closing(make_environments("policy_env", config.policy_env, "cpu")) as environments:
-            check_turns(config, environments)
-            found = problems_of(environments, "policy_env", Split.TRAIN, problems_wanted(config), told.seed)
-            count = len(found)
-            _check_reward("policy_env", config.policy_env, found)
-            words = _first_words(environments, found, told.seed)
-            source = f"{len(found)} training problems of {environments.name}{_left_out(environments, told.seed)}"
+    if settings.policy_env is not None and settings.policy_env.env_type != "custom":
+        with closing(make_environments("policy_env", settings.policy_env, "cpu")) as environments:
+            task = task_of(algorithm, environments)
+            found = problems_of(environments, "policy_env", Split.TRAIN, settings.problems, seed)
+            settings.with_problems(len(found))
+            _check_reward("policy_env", settings.policy_env, found)
+            if task is None:
+                words = _first_words(environments, found, seed)
+            else:
+                asked = algorithm.evaluated(task)
+                words = [each.prompt for each in problems_of(asked, "policy_env", Split.TRAIN, settings.problems, seed)]
+            source = f"{len(found)} training problems of {environments.name}{_left_out(environments, seed)}"
             texts = Texts(words, turns=environments.most_turns, source=source)
-    algorithm_options(config, count)
-    if told.eval_every:
-        for number, block in enumerate(config.eval_envs):
-            _check_evaluation(f"eval_envs[{number}]", block, config)
-    return texts if told.data_file is None else _read_file(told.data_file, config)
+    if settings.eval_every:
+        for number, block in enumerate(settings.eval_envs):
+            _check_evaluation(f"eval_envs[{number}]", block, settings)
+    _check_models(settings)
+    return texts if settings.data_file is None else _read_file(settings)
 
 
-def _check_evaluation(where: str, block: EnvBlock, config: TrainConfig) -> None:
+def data_lengths(settings: TrainSettings, texts: Texts | None) -> Lengths:
+    """How long it is what is learnt from. Raises MissingModel, BadModel, MissingExtra."""
+    return lengths_of(texts, settings.model, chat=settings.sampling.use_chat_template)
+
+
+def too_short(settings: TrainSettings, texts: Texts | None) -> str | None:
+    """A warning of answers that the model has no places for. Raises UsageError for prompts or rows that are longer."""
+    if texts is None:
+        return None
+    sampling = settings.sampling
+    return check_lengths(texts, settings.model, sampling.max_new_tokens, chat=sampling.use_chat_template)
+
+
+def _check_models(settings: TrainSettings) -> None:
+    """Raises UsageError, BadModel for a teacher or a proxy that reads other tokens than the policy."""
+    algorithm, name = settings.algorithm.make(), settings.algorithm.name
+    for model in algorithm.frozen_models:
+        refuse_frozen(name, settings.base, model)
+    if isinstance(algorithm.options, ProxyOptions):
+        refuse_proxy(name, settings.base, algorithm.options.proxy_base(None, settings.base))
+        if algorithm.options.preferences is not None:
+            from gpuherd.posttrain.preference.data import read_preferences
+
+            read_preferences(algorithm.options.preferences)
+
+
+def _check_evaluation(where: str, block: EnvironmentOptions, settings: TrainSettings) -> None:
     if block.env_type == "custom":
         return
     with closing(make_environments(where, block, "cpu")) as environments:
-        found = problems_of(environments, where, Split.TEST, config.training.eval_episodes, config.training.seed)
+        evaluated_on(settings.algorithm.make(), environments, where)
+        found = problems_of(environments, where, Split.TEST, settings.eval_episodes, settings.sampling.seed)
         _check_reward(where, block, found)
 
 
-def _check_reward(where: str, block: EnvBlock, problems: Sequence[Problem]) -> None:
+def _check_reward(where: str, block: EnvironmentOptions, problems: Sequence[Problem]) -> None:
     """Raises UsageError for a reward function that can't score these problems."""
-    if block.reward is not None:
+    if block.task.reward is not None:
         try:
-            with FunctionRewards(block.reward, block.reward_timeout) as scoring:
+            with FunctionRewards(block.task.reward, block.task.reward_timeout) as scoring:
                 scoring.check(problems)
         except UsageError as problem:
             raise UsageError(f"{where}: {problem}") from None
@@ -81,37 +137,38 @@ def _left_out(environments: Environments, seed: int) -> str:
     return "".join(f"; {each}" for each in words)
 
 
-def _read_file(file: str, config: TrainConfig) -> Texts:
-    if config.training.algorithm == "dpo":
-        from gpuherd.posttrain.preference.data import read_preferences
+def _read_file(settings: TrainSettings) -> Texts:
+    if not learns_from_pairs(settings.algorithm.make()):
+        return _demonstrations(settings)
+    from gpuherd.posttrain.preference.data import read_preferences
 
-        told = read_preferences(file, limit=config.training.max_problems)
-        answers = [said for each in told.pairs for said in (each.chosen, each.rejected)]
-        source = "; ".join(filter(None, (f"{len(told.pairs)} preferences of {file}", told.refusals())))
-        return Texts([_text_of(each.prompt) for each in told.pairs], answers, 1, source)
-    return _demonstrations(file, config)
+    file = file_of(settings)
+    told = read_preferences(file, limit=settings.problems)
+    answers = [said for each in told.pairs for said in (each.chosen, each.rejected)]
+    source = "; ".join(filter(None, (f"{len(told.pairs)} preferences of {file}", told.refusals())))
+    return Texts([_text_of(each.prompt) for each in told.pairs], answers, 1, source)
 
 
-def _demonstrations(file: str, config: TrainConfig) -> Texts:
+def _demonstrations(settings: TrainSettings) -> Texts:
     from gpuherd.posttrain.data.options import TaskOptions
     from gpuherd.posttrain.data.registry import is_task, make_task
 
-    count, seed = config.training.max_problems, config.training.seed
+    file, count = file_of(settings), settings.problems
     if is_task(file):
         with closing(make_task(file, TaskOptions())) as task:
-            found = all_but_test(task, count, seed)
+            found = all_but_test(task, count, settings.sampling.seed)
             source = f"{len(found)} training problems of {task.name}; its test is left out"
         return Texts([each.prompt for each in found], [each.answers[0] for each in found if each.answers], 1, source)
     from gpuherd.posttrain.preference.data import read_demonstrations
 
-    if config.sft.filter_low_reward:
+    if getattr(settings.algorithm.options, "filter_low_reward", False):
         raise UsageError(
             f"sft.filter_low_reward: the rows of {file} are scored by nothing; leave it out, or name a task by "
             "training.data_file"
         )
     read = read_demonstrations(file, limit=count)
     if any(isinstance(each.example, Conversation) for each in read.shown):
-        _check_template(config.model.model_name_or_path, file)
+        _check_template(settings.base, file)
     said = "; ".join(filter(None, (read.sentence, read.refusals())))
     pairs = [pair for each in read.shown for pair in each.pairs]
     return Texts([prompt for prompt, _ in pairs], [answer for _, answer in pairs], 1, said)
@@ -133,3 +190,78 @@ def _check_template(model: str, file: str) -> None:
 
 def _text_of(prompt: str | Messages) -> str:
     return prompt if isinstance(prompt, str) else "\n\n".join(said for _, said in prompt)
+
+
+def training_task(
+    settings: TrainSettings, cards: Sequence[GpuSpec], processes: int, lengths: Lengths = UNKNOWN
+) -> TrainingTask:
+    """The training as it is planned, for so many processes.
+
+    Args:
+        cards: as idle as the training will find them; () where none are known.
+        lengths: of what it learns from.
+    """
+    here, sampling = min(settings.here, processes), settings.sampling
+    choice = replace(settings.algorithm, gpus=processes)
+    group = getattr(choice.options, "samples_per_prompt", 1)
+    rollouts = -(-settings.keys["training.num_rollouts_per_iteration"] // processes) + group
+    steps = settings.steps(processes)
+    return TrainingTask(
+        name=f"{choice.name.upper()} of {settings.model}, {lengths.said}",
+        choice=choice,
+        family=ModelPair(settings.model),
+        loaded=settings.precision,
+        steps=steps,
+        cards=cards if len(cards) >= here else (),
+        gpus=here,
+        prompt_tokens=lengths.prompt,
+        new_tokens=lengths.answer or lengths.turns * sampling.max_new_tokens,
+        sampled=min(sampling.batch_size, max(rollouts, settings.eval_episodes)),
+        pairs=steps.micro_batch_size,
+        helps="choose a smaller model",
+    )
+
+
+def need_of(
+    settings: TrainSettings, cards: Sequence[GpuSpec], processes: int, lengths: Lengths = UNKNOWN
+) -> StepRequest:
+    """What each of so many processes takes of its GPU. The arguments are those of ``training_task``.
+
+    Raises JobCannotFit where it fits on none of them, with what would fit; MissingModel, BadModel.
+    """
+    task, sampling = training_task(settings, cards, processes, lengths), settings.sampling
+    env = settings.policy_env
+    scored_by = None if env is None else env.task.reward_model
+    longest = lengths.prompt + sampling.max_new_tokens
+    need = task.memory(lambda: 0 if scored_by is None else scoring_memory(scored_by, None, longest, task.cards))
+    memory, said = need.memory_mb, f"{need.said}, {lengths.said}"
+    for model in _answers_apart(settings):  # a model of its own, before or behind the training
+        architecture, precision = read_with_precision(model, settings.precision.dtype)
+        load = Workload(sampling.batch_size, lengths.prompt, sampling.max_new_tokens)
+        known = task.cards or [GpuSpec("0", "", total=0, free=1 << 60)]  # not known: without an end of room
+        alone = resources_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb
+        if alone > memory:
+            memory, said = alone, f"{load.batch} answers at once of {architecture.model}, beside {said}"
+    return StepRequest(task.gpus, memory, f"{said}: {gib(memory * MIB)} on each GPU{need.host}")
+
+
+def _answers_apart(settings: TrainSettings) -> list[str]:
+    """Models that are loaded once more to answer: what is learnt from, or evaluations at the end."""
+    algorithm = settings.algorithm.make()
+    if algorithm.collects and algorithm.collected_from is not None:
+        return [algorithm.collected_from]
+    evaluated = bool(settings.eval_every and settings.eval_envs)
+    return [settings.model] if not settings.samples and (settings.data_file is None or evaluated) else []
+
+
+def foretell(settings: TrainSettings, here: int, processes: int, lengths: Lengths = UNKNOWN) -> None:
+    """Logs what a training takes of GPUs that are the user's own: he has started the processes, ``here`` of them on
+    this machine. Nothing is refused: they are his, and a plan is a plan. Nor is a driver waited for: CUDA runs in the
+    processes already, and the others would wait for this one. Raises MissingModel, BadModel."""
+    watch = GpuWatch(RunOptions(num_gpus=here).gpu_options(), "plan")
+    cards = () if watch.problem is not None else idle_gpus(watch.gpus)
+    told = replace(settings, where=replace(settings.where, num_gpus=here, gpu_ids=None))
+    try:
+        logger.info("%s", need_of(told, cards, processes, lengths).sentence)
+    except JobCannotFit as problem:
+        logger.warning("memory may run out: %s", problem)

@@ -40,23 +40,10 @@ from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.lm.backend import beyond_rounding
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus, node_gpus
-from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.config_file import read_config
 from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare, refuse_another
-from gpuherd.posttrain.learning.memory import need_of
-from gpuherd.posttrain.learning.options import (
-    Processes,
-    check_port,
-    command,
-    cut,
-    model_of,
-    placed,
-    processes_of,
-    sampling_of,
-    steps_of,
-)
-from gpuherd.posttrain.learning.preflight import check_data
-from gpuherd.posttrain.rollout.lengths import Texts, check_lengths, lengths_of
+from gpuherd.posttrain.learning.preflight import check_data, data_lengths, need_of, too_short
+from gpuherd.posttrain.learning.settings import TrainSettings, check_port, command, placed, read_settings
+from gpuherd.posttrain.rollout.lengths import Texts
 from gpuherd.posttrain.runs.launch import environment, job_environment
 from gpuherd.posttrain.runs.options import TrainOptions
 from gpuherd.posttrain.runs.plan import StepRequest
@@ -79,9 +66,8 @@ class Plan:
             that was looked at.
     """
 
-    config: TrainConfig
+    settings: TrainSettings
     folder: TrainDirectory
-    processes: Processes
     on_cpu: bool
     need: StepRequest | None
     argv: Sequence[str]
@@ -93,29 +79,29 @@ class Plan:
 
     def lines(self) -> list[str]:
         """For people."""
-        told, training = self.config, self.config.training
-        many = self.processes.size
-        place = "the CPU" if self.on_cpu else f"{self.processes.here} GPU" + ("s" if self.processes.here > 1 else "")
-        place += f" of each of {told.distributed.num_nodes} machines" if told.distributed.num_nodes > 1 else ""
-        shared = "" if many == 1 else f", {many} processes by {told.distributed.strategy}"
-        data = training.data_file or (told.policy_env.dataset if told.policy_env is not None else None) or "problems"
+        told = self.settings
+        many = told.processes
+        place = "the CPU" if self.on_cpu else f"{told.here} GPU" + ("s" if told.here > 1 else "")
+        place += f" of each of {told.machines} machines" if told.machines > 1 else ""
+        shared = "" if many == 1 else f", {many} processes by {told.algorithm.strategy}"
+        data = told.data_file or (told.policy_env.dataset if told.policy_env is not None else None) or "problems"
         return [
-            f"{training.algorithm} of {told.model.model_name_or_path} on {data}",
+            f"{told.algorithm.name} of {told.base} on {data}",
             *([f"learns from {self.source}"] if self.source else []),
-            f"on {place}{shared}, {steps_of(told, many).micro_batch_size} at once{'' if many == 1 else ' in each'}",
+            f"on {place}{shared}, {told.steps(many).micro_batch_size} at once{'' if many == 1 else ' in each'}",
             *([] if self.need is None else [self.need.sentence]),
-            *(f"warning: {warning}" for warning in (cut(told), self.short) if warning is not None),
+            *(f"warning: {warning}" for warning in (*told.warnings(), self.short) if warning is not None),
             f"output: {self.folder.root}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
-            "algorithm": self.config.training.algorithm,
-            "model": self.config.model.model_name_or_path,
+            "algorithm": self.settings.algorithm.name,
+            "model": self.settings.base,
             "folder": str(self.folder.root),
-            "processes": self.processes.size,
-            "processes_here": self.processes.here,
+            "processes": self.settings.processes,
+            "processes_here": self.settings.here,
             "device": "cpu" if self.on_cpu else "cuda",
             "memory_mb": None if self.need is None else self.need.memory_mb,
             "learns_from": self.source or None,
@@ -156,86 +142,86 @@ class TrainRun:
             JobCannotFit: it fits on no GPU here, with what would. NoGpuFree, NoSuchGpu.
             MissingModel, BadModel, CannotWrite, QueueBusy.
         """
-        config, folder = self._config()
+        told, folder = self._settings()
         self._refuse_other_engine(folder)
         if folder.done.exists() and folder.config.exists() and self.options.resume:
-            refuse_another(folder, config)
+            refuse_another(folder, told)
             self.summary = folder.summary()
             self._print([f"the training in {folder.root} has ended; nothing is left to do"])
             return ExitCode.OK
-        processes = processes_of(config)
-        steps_of(config, processes.size)
-        if self._is_inside(processes, config, folder):
+        told.steps(told.processes)  # raises UsageError where they don't divide a step
+        if self._is_inside(told, folder):
             self.options = for_this_machine(self.options)
         if self.options.engine != LOCAL:
-            return self._on_a_cluster(config, folder, processes)
-        check_port(config)
-        texts = check_data(config)
-        short = _short(texts, config)
-        waiter, need, on_cpu = self._waiter(config, processes, texts)
-        argv = command(processes, config, folder.root, on_cpu=on_cpu)
-        self.plan = Plan(config, folder, processes, on_cpu, need, argv, source=_source(texts), short=short)
-        self._print(self.plan.lines())
+            return self._on_a_cluster(told, folder)
+        check_port(told)
+        texts = check_data(told)
+        short = too_short(told, texts)
+        waiter, need, on_cpu = self._waiter(told, texts)
+        plan = self._planned(told, folder, texts, short, need, on_cpu=on_cpu)
+        self._print(plan.lines())
         if self.options.dry_run:
             self._print(["nothing was started"])
             return ExitCode.OK
-        first = config.distributed.node_rank == 0  # the folder is the first machine's business
+        first = told.where.node_rank == 0  # the folder is the first machine's business
         if first:
-            look_over(folder, config, resume=self.options.resume)
+            look_over(folder, told, resume=self.options.resume)
             folder.create_root()
             DispatcherLock(folder.train_lock).close()  # raises QueueBusy before GPUs are waited for
         taken = Taken() if waiter is None else waiter.take()
         if first:
-            simulated = self.simulate and not processes.on_cpu
-            prepare(folder, config, resume=self.options.resume, simulate=simulated)
-            folder.stop.unlink(missing_ok=True)  # of a start before
-        code = self._started(self.plan, taken)
-        self.summary = folder.summary()
-        self._print(self._end(code, folder))
-        return code
+            self._begin(told, folder, simulate=self.simulate and not told.on_cpu)
+        return self._ended(self._started(plan, taken), folder)
 
-    def _on_a_cluster(self, config: TrainConfig, folder: TrainDirectory, processes: Processes) -> int:
+    def _on_a_cluster(self, told: TrainSettings, folder: TrainDirectory) -> int:
         """The same as one job of a cluster's engine, which finds GPUs and starts its machines."""
-
         options, engine = self.options.dispatch, self.options.engine
         need, unknown = None, None
-        texts = check_data(config)
-        if not processes.on_cpu:
+        texts = check_data(told)
+        if not told.on_cpu:
             cards, unknown = cards_there(options)
-            lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
-            need = need_of(config, cards, processes.size, lengths)
-        argv = command(processes, config, folder.root, on_cpu=processes.on_cpu, engine=engine)
-        short, source = _short(texts, config), _source(texts)
-        self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv, engine, source=source, short=short)
-        job = job_of(config, processes, argv, folder)
-        self._print([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
+            need = need_of(told, cards, told.processes, data_lengths(told, texts))
+        plan = self._planned(told, folder, texts, too_short(told, texts), need, on_cpu=told.on_cpu)
+        job = job_of(told, plan.argv, folder)
+        self._print([*plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
         if self.options.dry_run:
             asks, never = engine_request(job, options)
-            self.plan = replace(self.plan, asks=asks, never=never)
+            self.plan = replace(plan, asks=asks, never=never)
             reasons = [] if never is None else [f"never: {never}"]
             self._print([f"asks {engine} for {asks}", *reasons, "nothing was started"])
             return ExitCode.OK if never is None else ExitCode.FAILED
-        look_over(folder, config, resume=self.options.resume)
+        look_over(folder, told, resume=self.options.resume)
+        outcome = train_there(job, options, folder, lambda: self._begin(told, folder), self.console)
+        ended = "cancelled" if outcome.cancelled else "stopped" if outcome.waiting else None
+        return self._ended(code_of(outcome), folder, ended)
 
-        def begin() -> None:
-            prepare(folder, config, resume=self.options.resume)
-            folder.stop.unlink(missing_ok=True)  # of a start before
+    def _planned(
+        self,
+        told: TrainSettings,
+        folder: TrainDirectory,
+        texts: Texts | None,
+        short: str | None,
+        need: StepRequest | None,
+        *,
+        on_cpu: bool,
+    ) -> Plan:
+        engine, source = self.options.engine, "" if texts is None else texts.source
+        argv = command(told, folder.root, on_cpu=on_cpu, engine=engine)
+        self.plan = Plan(told, folder, on_cpu, need, argv, engine, source=source, short=short)
+        return self.plan
 
-        outcome = train_there(job, options, folder, begin, self.console)
-        code = code_of(outcome)
-        self.summary = folder.summary()
-        told = "cancelled" if outcome.cancelled else "stopped" if outcome.waiting else None
-        self._print(self._end(code, folder, told))
-        return code
+    def _begin(self, told: TrainSettings, folder: TrainDirectory, *, simulate: bool = False) -> None:
+        prepare(folder, told, resume=self.options.resume, simulate=simulate)
+        folder.stop.unlink(missing_ok=True)  # of a start before
 
-    def _is_inside(self, processes: Processes, config: TrainConfig, folder: TrainDirectory) -> bool:
+    def _is_inside(self, told: TrainSettings, folder: TrainDirectory) -> bool:
         """Whether it runs in the engine's job that this is typed in. Raises as ``place_inside``."""
         from gpuherd.jobs.remote.dispatcher import place_inside
 
         options = self.options
         wanted = Placement(
-            gpus=0 if processes.on_cpu else processes.here,
-            nodes=config.distributed.num_nodes,
+            gpus=0 if told.on_cpu else told.here,
+            nodes=told.machines,
             cpus=options.cpus_per_job,
             memory_mb=options.host_mem,
             time_s=options.time_limit,
@@ -253,44 +239,41 @@ class TrainRun:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _config(self) -> tuple[TrainConfig, TrainDirectory]:
+    def _settings(self) -> tuple[TrainSettings, TrainDirectory]:
         options = self.options
         file = options.config
         if file is None:
             assert options.output is not None  # noqa: S101 - TrainOptions has looked
             file = str(TrainDirectory(options.output).config)
-        config = placed(read_config(file, self.overrides), options.where, options.engine)
-        return config, TrainDirectory.of(config, options.output)
+        told = placed(read_settings(file, self.overrides), options.where, options.engine)
+        return told, TrainDirectory.of(told, options.output)
 
-    def _waiter(
-        self, config: TrainConfig, processes: Processes, texts: Texts | None
-    ) -> tuple[Waiter | None, StepRequest | None, bool]:
+    def _waiter(self, told: TrainSettings, texts: Texts | None) -> tuple[Waiter | None, StepRequest | None, bool]:
         """Who takes the GPUs, what is needed of each, and whether it computes on the CPU."""
-        if processes.on_cpu:
+        here = told.here
+        if told.on_cpu:
             return None, None, True
-        asked = self.options.run_options(processes.here, processes.gpu_ids, None)
+        asked = self.options.run_options(here, told.gpu_ids, None)
         from gpuherd.jobs.gpu.watch import watch_for_plan
 
         watch = watch_for_plan(asked.gpu_options(), self.settings)
         if watch.problem is not None:
-            if processes.here > 1 or config.device == "cuda":
+            if here > 1 or told.device == "cuda":
                 raise JobCannotFit(
-                    f"{processes.here} GPUs are asked for, and here are none ({watch.problem}); train on the CPU by "
-                    "--device cpu"
+                    f"{here} GPUs are asked for, and here are none ({watch.problem}); train on the CPU by --device cpu"
                 )
             self._print([f"no GPUs: {watch.problem}; training on the CPU"])
             return None, None, True
-        if len(watch.gpus) < processes.here:
-            raise JobCannotFit(f"{processes.here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
-        lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
-        need = need_of(config, idle_gpus(watch.gpus), processes.size, lengths)
-        wanted = self.options.run_options(processes.here, processes.gpu_ids, need.memory_mb)
+        if len(watch.gpus) < here:
+            raise JobCannotFit(f"{here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
+        need = need_of(told, idle_gpus(watch.gpus), told.processes, data_lengths(told, texts))
+        wanted = self.options.run_options(here, told.gpu_ids, need.memory_mb)
         return Waiter(wanted, lambda sentence: self._print([sentence]), self.settings), need, self.simulate
 
     def _started(self, plan: Plan, taken: Taken) -> int:
         """The processes' exit code, or that of the signal by which we were asked to end."""
         gpus = taken.gpus if taken.gpus or plan.on_cpu else None
-        told = environment(os.environ, gpus, os.getpid(), plan.processes.here)
+        told = environment(os.environ, gpus, os.getpid(), plan.settings.here)
         with tempfile.TemporaryDirectory(prefix="gpuherd-train-") as place:
             told.setdefault(progress.VARIABLE, str(Path(place) / "progress"))
             try:
@@ -310,33 +293,24 @@ class TrainRun:
                 for lease in taken.leases:
                     lease.close()
 
-    def _end(self, code: int, folder: TrainDirectory, ended: str | None = None) -> list[str]:
-        """The last lines. ``ended``: a word for an end that is no failure."""
-        if code == ExitCode.OK and self.summary is not None:
-            last = self.summary.get("last", {})
-            return [f"at the end: {last_figures(last)}"]  # the worker has said how long it took, and where the model is
+    def _ended(self, code: int, folder: TrainDirectory, ended: str | None = None) -> int:
+        """Says how it ended. ``ended``: a word for an end that is no failure. Returns the exit code."""
+        self.summary = folder.summary()
         if ended is None and code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             ended = "stopped"
-        if ended is not None:
+        if code == ExitCode.OK and self.summary is not None:
+            # The worker has said how long it took, and where the model is.
+            self._print([f"at the end: {last_figures(self.summary.get('last', {}))}"])
+        elif ended is not None:
             engine = "" if self.options.engine == LOCAL else f" --engine {self.options.engine}"
-            return [f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there"]
-        return [f"the training has failed (exit code {code}); see {folder.run_log}"]
+            self._print([f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there"])
+        else:
+            self._print([f"the training has failed (exit code {code}); see {folder.run_log}"])
+        return code
 
     def _print(self, lines: Sequence[str]) -> None:
         for line in lines:
             self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-
-
-def _source(texts: Texts | None) -> str:
-    return "" if texts is None else texts.source
-
-
-def _short(texts: Texts | None, config: TrainConfig) -> str | None:
-    """A warning of answers that the model has no places for. Raises UsageError for prompts or rows that are longer."""
-    if texts is None:
-        return None
-    model, chat = model_of(config), config.model.use_chat_template
-    return check_lengths(texts, model, sampling_of(config).max_new_tokens, chat=chat)
 
 
 _TOLD = ("loss", "reward", "correct", "kl", "learning_rate")
@@ -424,14 +398,14 @@ def cards_there(options: DispatchOptions) -> tuple[tuple[GpuSpec, ...], str | No
         return (), str(problem)
 
 
-def job_of(config: TrainConfig, processes: Processes, argv: Sequence[str], folder: TrainDirectory) -> Job:
+def job_of(told: TrainSettings, argv: Sequence[str], folder: TrainDirectory) -> Job:
     """The training as a job of a queue. It is not tried again when it fails, as in the foreground."""
     return Job(
         name="train",
-        title=config.experiment_name,
+        title=told.experiment_name,
         argv=tuple(argv),
-        gpus=0 if processes.on_cpu else processes.here,
-        nodes=config.distributed.num_nodes,
+        gpus=0 if told.on_cpu else told.here,
+        nodes=told.machines,
         retries=0,
         env=job_environment(),
         cwd=str(Path.cwd()),

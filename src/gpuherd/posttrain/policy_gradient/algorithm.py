@@ -77,6 +77,7 @@ class SamplingOptions(Optimised):
         if self.loss_type == LossType.GSPO and not self._clips_answers:
             raise UsageError("loss_type=gspo: it clips the ratio of whole answers, as GRPO alone does; choose another")
 
+    minibatches: ClassVar[bool] = True  # a step may have several optimiser steps
     _clips_answers: ClassVar[bool] = False  # the loss knows a ratio that all tokens of an answer share
 
 

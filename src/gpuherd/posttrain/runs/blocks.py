@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
@@ -161,15 +161,8 @@ class Generation:
 
     def sampling(self, seed: int) -> Sampling:
         """The same for algorithms, with the draws' seed."""
-        return Sampling(
-            self.max_new_tokens,
-            self.temperature,
-            self.top_p,
-            self.top_k,
-            self.batch_size,
-            self.use_chat_template,
-            seed,
-        )
+        drawn = {each.name: getattr(self, each.name) for each in fields(Sampling) if each.name != "seed"}
+        return Sampling(**drawn, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,22 +208,11 @@ class EvaluationSettings:
 
     def options(self, problem_seed: int) -> EvaluationOptions:
         """The same for evaluations. Raises UsageError."""
-        values = {
-            "split": self.split,
-            "problems": self.max_examples or None,
-            "samples": 1 if self.greedy else self.num_samples,
-            "greedy": self.greedy,
-            "etas": self.etas,
-            "pass_at": self.pass_at,
-            "majority_at": self.majority_at,
-            "tie": self.tie,
-            "kl": self.kl,
-            "kl_samples": self.kl_samples,
-            "resamples": self.resamples,
-            "confidence": self.confidence,
-            "problem_seed": problem_seed,
-        }
-        return read(EvaluationOptions, jsonable(values))
+        shared = {each.name for each in fields(EvaluationOptions)}
+        values = {name: each for name, each in jsonable(self).items() if name in shared}
+        values["samples"] = 1 if self.greedy else self.num_samples
+        values |= {"problems": self.max_examples or None, "problem_seed": problem_seed}
+        return read(EvaluationOptions, values)
 
 
 @dataclass(frozen=True, slots=True)

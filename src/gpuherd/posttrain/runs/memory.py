@@ -8,7 +8,7 @@ Algorithms from human feedback train a proxy first: the larger of both trainings
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.packing import mask_bytes
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
 from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 # Reward models of unknown architecture are encoders of less than half a billion numbers, usually.
 _UNKNOWN_SCORER_MB = 2048
+_SCORED_AT_ONCE = TaskOptions().reward_batch_size
 # Of models whose GPU is not known there is no end of room.
 _BOUNDLESS = GpuSpec("0", "", total=0, free=1 << 60)
 
@@ -146,7 +148,7 @@ class Memory:
         said = " and ".join(each.sentence.partition(":")[0] for each in demands)
         if dataset in self._reward_models:
             said += f", scored by {self._reward_models[dataset]}"
-        self._refuse(total, said)
+        _refuse(self._cards, total, said)
         return StepRequest(1, total, f"{said}: {gib(total * MIB)}")
 
     def _load(self, dataset: str, guiding: ValueOptions | None) -> Workload:
@@ -163,75 +165,33 @@ class Memory:
         model = self._reward_models.get(dataset)
         if model is None:
             return 0
-        rows = self._settings.data_collection.reward_batch_size
-        load = Workload(rows, self._prompts[dataset] + self._settings.generation.max_new_tokens, 1)
-        try:
-            architecture, precision = read_with_precision(model, self._settings.dataset(dataset).reward_dtype)
-        except MissingModel:
-            raise
-        except BadModel:
-            return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
-        return _additional(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
+        told = self._settings
+        tokens = self._prompts[dataset] + told.generation.max_new_tokens
+        rows = told.data_collection.reward_batch_size
+        return scoring_memory(model, told.dataset(dataset).reward_dtype, tokens, self._cards, rows)
 
     def _training(self, step: Step, family: ModelPair) -> StepRequest:
-        choice = self._choices[step.algorithm]
-        model = family.value if choice.guided and family.value is not None else family.reference
-        # Classifiers always learn in float32 (value.training), other weights where there is autocast.
-        dtype = "fp32" if choice.guided else self._settings.system.training.dtype
-        architecture, precision = read_with_precision(model, dtype, read_for_training)
-        frozen = (
-            precision if choice.guided else read_with_precision(model, self._settings.system.training.frozen.dtype)[1]
+        choice, told = self._choices[step.algorithm], self._settings
+        task = TrainingTask(
+            name=step.name,
+            choice=choice,
+            family=family,
+            loaded=told.system.training,
+            steps=told.steps_of(choice, choice.gpus),
+            cards=self._cards,
+            gpus=choice.gpus,
+            prompt_tokens=self._prompts[step.dataset],
+            new_tokens=told.generation.max_new_tokens,
+            sampled=told.generation.batch_size,
+            pairs=told.training.micro_batch_size,
+            width=self._width(choice, step.dataset) if isinstance(choice.options, ValueOptions) else 1,
         )
-        job = self._job(choice, architecture, precision, frozen, self._prompts[step.dataset])
-        proxy = None
-        if isinstance(choice.options, ProxyOptions):
-            base = choice.options.proxy_base(family.value, family.reference)
-            proxy = read_with_precision(base, "fp32", read_for_training)[0]
-        # The policy's answers are scored while it trains: by the proxy, on the same GPU, or by the task's model.
-        scored_by = proxy if job.method.generates else None
-        memory = self._learning(step, architecture, job, scored_by)
-        if isinstance(choice.options, ValueOptions):
-            width = self._width(choice, step.dataset)
-            memory += -(-_learnt_head(choice.options, width, architecture, job) // MIB)
-            self._refuse(memory, f"{architecture.model} and the classifier's head", choice.gpus)
-        elif scored_by is not None:
-            memory += -(-_BEYOND_16_BITS * scored_by.parameters // MIB)
-            self._refuse(memory, f"{architecture.model} and its proxy in float32", choice.gpus)
-        elif job.method.generates:
-            memory += self._scoring(step.dataset)
-            self._refuse(memory, f"{architecture.model} and what scores it", choice.gpus)
-        if self._samples_by_vllm(choice):
-            memory += self._by_vllm(family.reference, step.dataset)
-            self._refuse(memory, f"{architecture.model} and vLLM's copy of it", choice.gpus)
-        if packed := packing_mask(choice.options, job):
-            memory += packed
-            self._refuse(memory, f"{architecture.model} and the mask of packed rows", choice.gpus)
-        algorithm, asked = choice.make(), choice.gpus
-        memory += _COMPARED // MIB if algorithm.frozen_models else 0
-        for frozen_model in algorithm.frozen_models:
-            added, own_gpu = self._frozen(frozen_model, job)
-            memory = max(memory, own_gpu) if algorithm.frozen_apart else memory + added
-            self._refuse(memory, f"{architecture.model} and {frozen_model}", choice.gpus)
-        shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
-        told = f"{job.method.upper()} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
-        if self._samples_by_vllm(choice):
-            told += f", vLLM for {self._settings.generation.batch_size} answers beside it"
-        if proxy is not None:
-            first = self._learning(step, proxy, self._of_proxy(job))
-            if first > memory:
-                memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
-        if algorithm.frozen_apart:
-            asked *= 2
-            self._roomiest(asked, step.name)
-            told += f", {' and '.join(algorithm.frozen_models)} on {'another' if asked == 2 else 'others'}"
-        each = "" if asked == 1 else " on each"
-        gpus = asked if self._cards else 1  # on a machine without GPUs all processes are on the CPU
-        host = host_words(architecture, job, self._settings.steps_of(choice, choice.gpus), choice.gpus, choice.gpus)
-        return StepRequest(gpus, memory, f"{told}: {gib(memory * MIB)}{each}{host}")
-
-    def _samples_by_vllm(self, choice: AlgorithmConfig) -> bool:
-        """Whether vLLM decodes beside an algorithm's training."""
-        return self._settings.generation.backend is BackendName.VLLM and bool(choice.make().samples)
+        by_vllm = told.generation.backend is BackendName.VLLM and bool(choice.make().samples)
+        sampler = (lambda: self._by_vllm(family.reference, step.dataset)) if by_vllm else None
+        found = task.memory(lambda: self._scoring(step.dataset), sampler)
+        gpus = found.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
+        each = "" if found.gpus == 1 else " on each"
+        return StepRequest(gpus, found.memory_mb, f"{found.said}: {gib(found.memory_mb * MIB)}{each}{found.host}")
 
     def _by_vllm(self, model: str, dataset: str) -> int:
         """What vLLM takes in a process of its own beside the training, in MB: what ``rollout.vllm`` has it take."""
@@ -239,6 +199,184 @@ class Memory:
         architecture, precision = read_with_precision(model, loaded.dtype)
         load = self._load(dataset, None)
         return resources_of(architecture, precision, load, self._cards, parallel="replica", most=1).memory_mb
+
+    def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
+        """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
+        wrong, else those of a histogram."""
+        options: ValueOptions = choice.options
+        by_atoms = options.loss_type is Loss.MLE or (options.loss_type is None and dataset not in self._right_or_wrong)
+        return options.num_atoms if by_atoms else 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingNeed:
+    """What a training takes of this machine.
+
+    Attributes:
+        gpus: of this machine; more than there are processes where a frozen model has a GPU of its own.
+        memory_mb: on each of them.
+        said: of what, for people.
+        host: what it takes of the computer's memory, as the end of a sentence; empty where that is nothing of note.
+    """
+
+    gpus: int
+    memory_mb: int
+    said: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTask:
+    """A training to be planned, of rounds or of ``gpuherd train``.
+
+    Attributes:
+        name: what messages call it.
+        choice: the algorithm, with as many processes as it has in all.
+        family: the model that is trained, and what classifiers and proxies start from.
+        loaded: how its weights and passes are.
+        cards: as idle as it will find them; () where none are known.
+        gpus: of one machine.
+        prompt_tokens, new_tokens: of each sequence, at most.
+        sampled: answers that a process draws at once, where the algorithm does.
+        pairs: that a proxy learns from at once.
+        width: how many numbers a classifier predicts of a token.
+        helps: the end of a refusal, where the planner knows nothing that would fit.
+    """
+
+    name: str
+    choice: AlgorithmConfig
+    family: ModelPair
+    loaded: Loading
+    steps: StepOptions
+    cards: Sequence[GpuSpec]
+    gpus: int
+    prompt_tokens: int
+    new_tokens: int
+    sampled: int
+    pairs: int
+    width: int = 1
+    helps: str = "lower training.micro_batch_size or generation.max_new_tokens, or choose a smaller model"
+
+    def memory(self, scoring: Callable[[], int] = lambda: 0, by_vllm: Callable[[], int] | None = None) -> TrainingNeed:
+        """What it takes.
+
+        Args:
+            scoring: what the task's own model takes that scores answers while they are drawn, in MB.
+            by_vllm: the same of vLLM, where that draws them beside the training.
+
+        Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel; UsageError for quantised weights that
+        FSDP would have to divide, MissingExtra without bitsandbytes.
+        """
+        choice, family, algorithm = self.choice, self.family, self.choice.make()
+        model = family.value if choice.guided and family.value is not None else family.reference
+        # Classifiers always learn in float32 (value.training), other weights where there is autocast.
+        dtype = "fp32" if choice.guided else self.loaded.dtype
+        architecture, precision = read_with_precision(model, dtype, read_for_training)
+        frozen = precision if choice.guided else read_with_precision(model, self.loaded.frozen.dtype)[1]
+        job = self.job(precision, frozen, chunked=architecture.model_type in PLAIN_HEADS)
+        if by_vllm is not None:
+            job = replace(job, sampled=1)
+        proxy = None
+        if isinstance(choice.options, ProxyOptions):
+            base = choice.options.proxy_base(family.value, family.reference)
+            proxy = read_with_precision(base, "fp32", read_for_training)[0]
+        # The policy's answers are scored while it trains: by the proxy, on the same GPU, or by the task's model.
+        scored_by = proxy if job.method.generates else None
+        memory = self._learning(architecture, job, scored_by)
+        if isinstance(choice.options, ValueOptions):
+            memory += -(-_learnt_head(choice.options, self.width, architecture, job) // MIB)
+            self._refuse(memory, f"{architecture.model} and the classifier's head")
+        elif scored_by is not None:
+            memory += -(-_BEYOND_16_BITS * scored_by.parameters // MIB)
+            self._refuse(memory, f"{architecture.model} and its proxy in float32")
+        elif job.method.generates and (scores := scoring()):
+            memory += scores
+            self._refuse(memory, f"{architecture.model} and what scores it")
+        if by_vllm is not None:
+            memory += by_vllm()
+            self._refuse(memory, f"{architecture.model} and vLLM's copy of it")
+        if packed := _packing_mask(choice.options, job):
+            memory += packed
+            self._refuse(memory, f"{architecture.model} and the mask of packed rows")
+        memory += _COMPARED // MIB if algorithm.frozen_models else 0
+        for frozen_model in algorithm.frozen_models:
+            added, own_gpu = self._frozen(frozen_model, job)
+            memory = max(memory, own_gpu) if algorithm.frozen_apart else memory + added
+            self._refuse(memory, f"{architecture.model} and {frozen_model}")
+        shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
+        told = f"{job.method.upper()} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
+        if by_vllm is not None:
+            told += f", vLLM for {self.sampled} answers beside it"
+        if proxy is not None:
+            first = self._learning(proxy, self._of_proxy(job))
+            if first > memory:
+                memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
+        gpus = self.gpus
+        if algorithm.frozen_apart:
+            gpus *= 2
+            _roomiest(self.cards, gpus, self.name)
+            told += f", {' and '.join(algorithm.frozen_models)} on {'another' if gpus == 2 else 'others'}"
+        return TrainingNeed(gpus, memory, told, host_words(architecture, job, self.steps, self.gpus, choice.gpus))
+
+    def job(self, precision: Precision, frozen: Precision, *, chunked: bool) -> TrainingJob:
+        """The training in the planner's words.
+
+        Args:
+            precision: how weights lie in memory that are trained.
+            frozen: the same of those that no step changes, under an adapter or of the reference.
+            chunked: the model's head is such that logits of all positions are never there at once.
+
+        Raises UsageError, MissingExtra as ``memory``.
+        """
+        choice, algorithm = self.choice, self.choice.make()
+        options, steps = choice.options, self.steps
+        lora: Lora | None = getattr(options, "lora", None)
+        base = frozen if lora is None or lora.quantization is None else Precision(lora.quantization)
+        if lora is not None and lora.quantization is not None:
+            check_bitsandbytes(base)
+            if steps.shards:
+                raise UsageError(f"lora.quantization={base} with strategy fsdp: codes can't be divided; use ddp")
+        chunked = chunked and not choice.guided
+        chunked = chunked and not (
+            lora and any("head" in each or "embed_out" in each for each in lora.target_modules or ())
+        )
+        mixed = self.loaded.amp_dtype is not None
+        return TrainingJob(
+            method=algorithm.memory,
+            strategy=Strategy(steps.strategy),
+            precision=_training_precision(precision, mixed=mixed, lora=lora is not None),
+            optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
+            lora=None if lora is None else LoraShape(lora.r, lora.target_modules or (ALL_LINEAR,)),
+            base=None if lora is None else base,
+            # Of a comparison that a classifier learns from both sides are read.
+            batch=steps.micro_batch_size * (2 if isinstance(options, ComparingOptions) else 1),
+            prompt_tokens=self.prompt_tokens,
+            new_tokens=self.new_tokens,
+            accumulation=-(-choice.sequences_per_step // (choice.gpus * steps.micro_batch_size)),
+            samples=getattr(options, "samples_per_prompt", 8),
+            checkpointing=steps.gradient_checkpointing,
+            attention="eager" if self.loaded.attention == "eager" else "sdpa",
+            loss="chunked" if chunked or choice.guided else "whole",  # a classifier predicts no next token
+            chunk=CHUNK_NUMBERS if chunked else None,
+            reference=_reference(options),
+            reference_in=frozen,
+            wide=lora is not None and frozen is not precision and not steps.shards,
+            sampled=self.sampled if algorithm.memory.generates else None,
+            weighed=ASKED_AT_ONCE if _weighs(choice, algorithm.memory) else 0,
+            gathers=algorithm.memory.generates,
+            reshard=steps.fsdp_sharding_strategy == Sharding.FULL_SHARD,
+            bucket_view=True,
+        )
+
+    def _learning(self, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None) -> int:
+        """What one training takes on each of its GPUs, in MB. Raises JobCannotFit."""
+        cards = _roomiest(self.cards, self.gpus, self.name)
+        found = make_training_plan(architecture, cards, job, count=self.gpus, reward=reward)
+        if isinstance(found, TrainingRefusal):
+            told = [each.sentence for each in found.alternatives[:3]]
+            helps = f"what would fit: {'; '.join(told)}" if told else self.helps
+            raise JobCannotFit(f"{self.name}: {found.reason}; {helps}")
+        return found.memory_mb
 
     def _frozen(self, model: str, job: TrainingJob) -> tuple[int, int]:
         """What a frozen model takes that reads the answers of a micro-batch, in MB: next to another model, and on a GPU
@@ -248,93 +386,78 @@ class Memory:
         plain = architecture.model_type in PLAIN_HEADS
         logits = job.batch * job.new_tokens * architecture.vocab_size
         logits = min(logits, CHUNK_NUMBERS) if plain else logits
-        demand = resources_of(architecture, precision, load, self._cards, parallel="replica", most=1)
+        demand = resources_of(architecture, precision, load, self.cards, parallel="replica", most=1)
         more = -(-_FLOAT32 * logits // MIB)
         return _additional(demand) + more, demand.memory_mb + more
 
-    def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
-        """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
-        wrong, else those of a histogram."""
-        options: ValueOptions = choice.options
-        by_atoms = options.loss_type is Loss.MLE or (options.loss_type is None and dataset not in self._right_or_wrong)
-        return options.num_atoms if by_atoms else 1
-
-    def _learning(
-        self, step: Step, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None
-    ) -> int:
-        """What one training takes on each of its GPUs, in MB. Raises JobCannotFit."""
-        gpus = self._choices[step.algorithm].gpus
-        found = make_training_plan(architecture, self._roomiest(gpus, step.name), job, count=gpus, reward=reward)
-        if isinstance(found, TrainingRefusal):
-            raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
-        return -(-max(load.usage.total for load in found.loads) // MIB)
-
-    def _roomiest(self, count: int, job: str) -> list[GpuSpec]:
-        """So many GPUs, the emptiest; where none are known, such without an end of room. Raises JobCannotFit."""
-        if not self._cards:
-            return [replace(_BOUNDLESS, label=str(number)) for number in range(count)]
-        if len(self._cards) < count:
-            raise JobCannotFit(f"{job}: it trains on {count} GPUs together, and there are {len(self._cards)}")
-        return sorted(self._cards, key=lambda card: -card.free)[:count]
-
     def _of_proxy(self, job: TrainingJob) -> TrainingJob:
         """A proxy's training: pairs, without next-token prediction, and all its weights."""
-        mixed = self._settings.system.amp_dtype is not None
         return replace(
             job,
             method=Method.DPO,
-            precision=_training_precision(Precision.FP32, mixed=mixed),
+            precision=_training_precision(Precision.FP32, mixed=self.loaded.amp_dtype is not None),
             optimiser=Optimiser.ADAMW,
             lora=None,
             base=None,
             weighed=0,
             accumulation=2,
-            batch=self._settings.training.micro_batch_size,
+            batch=self.pairs,
             reference=False,
             loss="chunked",
             chunk=None,
         )
 
-    def _job(
-        self,
-        choice: AlgorithmConfig,
-        architecture: Architecture,
-        precision: Precision,
-        frozen: Precision,
-        prompt_tokens: int,
-    ) -> TrainingJob:
-        """How an algorithm trains. ``precision``, ``frozen``: as in ``training_job``."""
-        told, algorithm = self._settings, choice.make()
-        job = training_job(
-            algorithm.memory,
-            choice.options,
-            told.steps_of(choice, choice.gpus),
-            processes=choice.gpus,
-            sequences=choice.sequences_per_step,
-            precision=precision,
-            frozen=frozen,
-            loaded=told.system.training,
-            prompt_tokens=prompt_tokens,
-            new_tokens=told.generation.max_new_tokens,
-            sampled=1 if self._samples_by_vllm(choice) else told.generation.batch_size,
-            weighs=isinstance(choice.options, PolicyOptions),
-            chunked=architecture.model_type in PLAIN_HEADS,
-        )
-        if isinstance(choice.options, ComparingOptions):
-            job = replace(job, batch=2 * job.batch)  # of a comparison both sides are read
-        # A classifier predicts no next token.
-        return replace(job, loss="chunked", chunk=None) if choice.guided else job
+    def _refuse(self, memory_mb: int, said: str) -> None:
+        _refuse(self.cards, memory_mb, said, self.gpus)
 
-    def _refuse(self, memory_mb: int, said: str, gpus: int = 1) -> None:
-        most = min(card.free for card in self._roomiest(gpus, said))
-        if memory_mb * MIB > most:
-            place = (
-                "one GPU, and the roomiest here has" if gpus == 1 else f"each of {gpus} GPUs, and of those here one has"
-            )
-            raise JobCannotFit(
-                f"{said} together take {gib(memory_mb * MIB)} on {place} {gib(most)}; lower "
-                "generation.batch_size or generation.max_new_tokens, or choose a smaller models.<name>.value"
-            )
+
+def scoring_memory(
+    model: str, dtype: str | None, tokens: int, cards: Sequence[GpuSpec], rows: int = _SCORED_AT_ONCE
+) -> int:
+    """What a reward model takes next to others, for so many rows of so many tokens, in MB. Raises MissingModel."""
+    try:
+        architecture, precision = read_with_precision(model, dtype)
+    except MissingModel:
+        raise
+    except BadModel:
+        return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
+    return _additional(
+        resources_of(architecture, precision, Workload(rows, tokens, 1), cards, parallel="replica", most=1)
+    )
+
+
+def _roomiest(cards: Sequence[GpuSpec], count: int, job: str) -> list[GpuSpec]:
+    """So many GPUs, the emptiest; where none are known, such without an end of room. Raises JobCannotFit."""
+    if not cards:
+        return [replace(_BOUNDLESS, label=str(number)) for number in range(count)]
+    if len(cards) < count:
+        raise JobCannotFit(f"{job}: it trains on {count} GPUs together, and there are {len(cards)}")
+    return sorted(cards, key=lambda card: -card.free)[:count]
+
+
+def _refuse(cards: Sequence[GpuSpec], memory_mb: int, said: str, gpus: int = 1) -> None:
+    """Raises JobCannotFit where models together take more than the GPUs have."""
+    most = min(card.free for card in _roomiest(cards, gpus, said))
+    if memory_mb * MIB > most:
+        place = "one GPU, and the roomiest here has" if gpus == 1 else f"each of {gpus} GPUs, and of those here one has"
+        raise JobCannotFit(
+            f"{said} together take {gib(memory_mb * MIB)} on {place} {gib(most)}; lower "
+            "generation.batch_size or generation.max_new_tokens, or choose a smaller models.<name>.value"
+        )
+
+
+def _weighs(choice: AlgorithmConfig, method: Method) -> bool:
+    """Whether log-probs are computed without gradients before a step's first update: of a reference, for values, or
+    because that update is not the last. (A correction for another sampler asks for them as well.)"""
+    options = choice.options
+    if getattr(options, "kl_coef", 0) > 0:
+        return True
+    if not isinstance(options, PolicyOptions):
+        return False
+    rollouts = options.batch_size * options.samples_per_prompt
+    several = getattr(options, "num_iterations", 1) > 1 or choice.sequences_per_step < rollouts
+    corrects = not options.online or options.sampler_correction is not None
+    return method is Method.PPO or several or corrects
 
 
 def _head_numbers(options: ValueOptions, width: int, architecture: Architecture) -> int:
@@ -365,7 +488,7 @@ def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, 
     return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
 
 
-def packing_mask(options: Any, job: TrainingJob) -> int:
+def _packing_mask(options: Any, job: TrainingJob) -> int:
     """What the attention mask of a micro-batch of packed rows takes in each process, in MB; 0 without packing."""
     if not getattr(options, "packing", False):
         return 0
@@ -411,73 +534,6 @@ def host_words(architecture: Architecture, job: TrainingJob, steps: StepOptions,
     return f", and {gib(need)} of the computer's memory"
 
 
-def training_job(
-    method: Method,
-    options: Any,
-    steps: StepOptions,
-    *,
-    processes: int,
-    sequences: int,
-    precision: Precision,
-    frozen: Precision,
-    loaded: Loading,
-    prompt_tokens: int,
-    new_tokens: int,
-    sampled: int,
-    weighs: bool,
-    chunked: bool,
-) -> TrainingJob:
-    """A training in the planner's words, of rounds and of ``gpuherd train``.
-
-    Args:
-        options: of the algorithm; those that it doesn't have are left at the planner's defaults.
-        steps: micro-batches and strategy of each process.
-        sequences: of an optimiser step, over all processes.
-        precision, frozen: how weights lie in memory that are trained, and those that no step changes, under an adapter
-            or of the reference.
-        loaded: autocast and attention.
-        sampled: answers that a process draws at once, where the method does.
-        weighs: log-probs are computed without gradients before a step's first update.
-        chunked: logits of all positions are never there at once, unless the head is under an adapter.
-
-    Raises UsageError for quantised weights that FSDP would have to divide, MissingExtra without bitsandbytes.
-    """
-    lora: Lora | None = getattr(options, "lora", None)
-    base = frozen if lora is None or lora.quantization is None else Precision(lora.quantization)
-    if lora is not None and lora.quantization is not None:
-        check_bitsandbytes(base)
-        if steps.shards:
-            raise UsageError(f"lora.quantization={base} with strategy fsdp: codes can't be divided; use ddp")
-    chunked = chunked and not (
-        lora and any("head" in each or "embed_out" in each for each in lora.target_modules or ())
-    )
-    return TrainingJob(
-        method=method,
-        strategy=Strategy(steps.strategy),
-        precision=_training_precision(precision, mixed=loaded.amp_dtype is not None, lora=lora is not None),
-        optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
-        lora=None if lora is None else LoraShape(lora.r, lora.target_modules or (ALL_LINEAR,)),
-        base=None if lora is None else base,
-        batch=steps.micro_batch_size,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        accumulation=-(-sequences // (processes * steps.micro_batch_size)),
-        samples=getattr(options, "samples_per_prompt", 8),
-        checkpointing=steps.gradient_checkpointing,
-        attention="eager" if loaded.attention == "eager" else "sdpa",
-        loss="chunked" if chunked else "whole",
-        chunk=CHUNK_NUMBERS if chunked else None,
-        reference=_reference(options),
-        reference_in=frozen,
-        wide=lora is not None and frozen is not precision and not steps.shards,
-        sampled=sampled if method.generates else None,
-        weighed=ASKED_AT_ONCE if weighs else 0,
-        gathers=method.generates,
-        reshard=steps.fsdp_sharding_strategy == Sharding.FULL_SHARD,
-        bucket_view=True,
-    )
-
-
 def _reference(options: Any) -> bool | None:
     """Whether a reference is loaded, by the algorithm's options; None where they don't say."""
     if (free := getattr(options, "reference_free", None)) is not None:
@@ -490,10 +546,3 @@ def _training_precision(precision: Precision, *, mixed: bool, lora: bool = False
     if precision is Precision.FP32:
         return TrainingPrecision.MIXED if mixed else TrainingPrecision.FP32
     return TrainingPrecision.MIXED if lora and mixed else TrainingPrecision.BF16
-
-
-def _what_helps(refusal: TrainingRefusal) -> str:
-    told = [each.sentence for each in refusal.alternatives[:3]]
-    if told:
-        return f"what would fit: {'; '.join(told)}"
-    return "lower training.micro_batch_size or generation.max_new_tokens, or choose a smaller model"

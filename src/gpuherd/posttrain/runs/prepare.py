@@ -186,11 +186,11 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         for choice in choices:
             for model in choice.make().frozen_models:
                 add_model(f"algos.{choice.name}: {model}", model)
-                _refuse_frozen(f"algos.{choice.name}, models.{name}", family.reference, model)
+                refuse_frozen(f"algos.{choice.name}, models.{name}", family.reference, model)
             if isinstance(choice.options, ProxyOptions):
                 proxy = choice.options.proxy_base(family.value, family.reference)
                 add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
-                _refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
+                refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
     return Prepared(
         choices,
         problems,
@@ -317,7 +317,7 @@ def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
             raise UsageError(f"models.{name}: {problem}") from None
 
 
-def _refuse_proxy(where: str, reference: str, proxy: str) -> None:
+def refuse_proxy(where: str, reference: str, proxy: str) -> None:
     """Raises UsageError, BadModel where a proxy can't start from this model, or would read other tokens."""
     ours, theirs = vocabulary(reference), vocabulary(proxy)
     try:
@@ -328,7 +328,7 @@ def _refuse_proxy(where: str, reference: str, proxy: str) -> None:
         raise type(problem)(f"{where}: {problem}") from None
 
 
-def _refuse_frozen(where: str, reference: str, model: str) -> None:
+def refuse_frozen(where: str, reference: str, model: str) -> None:
     """Raises UsageError where a model that an algorithm asks besides reads other tokens than the policy."""
     ours, theirs = vocabulary(reference), vocabulary(model)
     difference = None if ours is None or theirs is None else first_difference(ours, theirs)

@@ -18,24 +18,29 @@ from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrecision, TrainingUsage
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
-from gpuherd.posttrain.learning import options
-from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
-from gpuherd.posttrain.learning.preflight import check_data
-from gpuherd.posttrain.rollout.lengths import Lengths, Texts, lengths_of
+from gpuherd.posttrain.learning.preflight import check_data, foretell, need_of, training_task
+from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
+from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, lengths_of
 from gpuherd.posttrain.runs.memory import host_memory, host_words
 from gpuherd.standin.machine import SimulatedMachine
 
 GIB = 1 << 30
 
 
-def config(name: str = "gpt2", **blocks: Any) -> TrainConfig:
-    """A configuration of the model of this name."""
+def config(name: str = "gpt2", **blocks: Any) -> TrainSettings:
+    """A training of the model of this name."""
     model = {"model_name_or_path": name, **blocks.pop("model", {})}
-    found: TrainConfig = read(TrainConfig, {**blocks, "model": model})
-    return found
+    env = {} if "data_file" in blocks.get("training", {}) else {"policy_env": {"dataset": "arithmetic"}}
+    return settings_of({**env, **blocks, "model": model})
+
+
+def job_of(
+    told: TrainSettings, trained: Precision, processes: int, lengths: Lengths = UNKNOWN, frozen: Precision | None = None
+) -> TrainingJob:
+    """The training in the planner's words."""
+    task = training_task(told, (), processes, lengths)
+    return task.job(trained, trained if frozen is None else frozen, chunked=False)
 
 
 def cards(count: int, size: int) -> list[GpuSpec]:
@@ -64,10 +69,10 @@ def test_what_fsdp_takes_of_the_computer_s_memory() -> None:
         )
 
     weights = sum(each.numel for each in read_architecture("llama-3.1-8b").tensors())
-    architecture, steps = read_architecture("llama-3.1-8b"), options.steps_of(told(), 8)
+    architecture, steps = read_architecture("llama-3.1-8b"), told().steps(8)
     job = job_of(told(), Precision.FP32, 8)
     assert host_memory(architecture, job, steps, 8) == 2 * FILE_BYTES
-    offloading = options.steps_of(told(fsdp_cpu_offload=True), 8)
+    offloading = told(fsdp_cpu_offload=True).steps(8)
     offloaded = host_memory(architecture, job, offloading, 8) - 2 * FILE_BYTES
     assert 8 * offloaded == pytest.approx(16 * weights, rel=0.001)
     many = read_architecture("llama-3.1-405b")
@@ -88,7 +93,7 @@ def test_the_data_says_how_long_prompts_are(policy_model: Path, tmp_path: Path) 
     assert 1202 < found.prompt < 1300 and (found.answer, found.turns) == (None, 3)  # the environment says more
     assert lengths_of(check_data(told), model, chat=True).prompt == found.prompt + 62
     job = job_of(told, Precision.FP32, 1, found)
-    assert (job.prompt_tokens, job.new_tokens) == (found.prompt, 3 * min(told.model.max_new_tokens, 512))
+    assert (job.prompt_tokens, job.new_tokens) == (found.prompt, 3 * told.sampling.max_new_tokens)
     need = need_of(told, cards(1, 40 * GIB), 1, found)
     assert f"with prompts of {found.prompt} tokens at most" in need.sentence and "up to 3 turns" in need.sentence
     assert need.memory_mb > need_of(told, cards(1, 40 * GIB), 1).memory_mb
@@ -195,3 +200,21 @@ def test_answers_that_are_drawn_at_once_have_their_keys_and_values(policy_model:
     least, most = (need_of(each, cards(1, 80 * GIB), 1) for each in (of_file, answering))
     assert most.memory_mb > 2 * least.memory_mb
     assert most.sentence.startswith("4096 answers at once of ")
+
+
+def test_models_besides_the_policy_are_counted(policy_model: Path) -> None:
+    """A reward model, a teacher, a proxy: what lies in memory while it trains."""
+    model, few = str(policy_model), {"num_rollouts_per_iteration": 8}
+
+    def memory(algorithm: str, **blocks: Any) -> int:
+        told = config(model, training={**few, "algorithm": algorithm}, **blocks)
+        return need_of(told, cards(1, 40 * GIB), 1).memory_mb
+
+    alone = memory("grpo")
+    scored = memory("grpo", policy_env={"dataset": "arithmetic", "reward_model": model})
+    assert alone < scored < 2 * alone
+    assert memory("reinforce") < memory("distill", distill={"teacher": model})
+    assert memory("reinforce") <= memory("grpo-hf")
+    assert memory("grpo", grpo={"kl_coef": 0.0}) <= alone
+    with pytest.raises(JobCannotFit, match=r"GRPO of .*(what would fit|choose a smaller model)"):
+        need_of(config(model, training={"algorithm": "grpo"}), cards(1, 1 << 20), 1)

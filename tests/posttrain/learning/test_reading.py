@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.config_file import as_yaml, read_config, set_value
+from gpuherd.posttrain.learning.settings import TrainSettings, read_settings, set_value
 
 PPO = "training: {algorithm: ppo}\npolicy_env: {dataset: arithmetic}\n"
 
@@ -114,17 +113,17 @@ distributed: {enabled: false, backend: nccl, num_gpus: 1, gpu_ids: [0], num_node
 """
 
 
-def read(tmp_path: Path, text: str, *overrides: str) -> TrainConfig:
+def read(tmp_path: Path, text: str, *overrides: str) -> TrainSettings:
     """The configuration of this text."""
     file = tmp_path / "c.yaml"
     file.write_text(text)
-    return read_config(file, overrides)
+    return read_settings(file, overrides)
 
 
 def test_the_guide_s_own_file_is_read_as_it_is_written(tmp_path: Path) -> None:
     found = read(tmp_path, GUIDE, "training.algorithm=ppo", "policy_env.dataset=arithmetic")
-    assert found.distributed.gpu_ids == (0, 1, 2, 3) and found.distributed.strategy == "ddp"
-    assert (found.model.torch_dtype, found.model.device_map) == ("bfloat16", "auto")
+    assert found.gpu_ids == (0, 1, 2, 3) and found.algorithm.strategy == "ddp"
+    assert (found.precision.dtype, found.device) == ("bfloat16", "auto")
 
 
 def test_the_guide_s_file_alone_has_nothing_to_train_on(tmp_path: Path) -> None:
@@ -134,20 +133,20 @@ def test_the_guide_s_file_alone_has_nothing_to_train_on(tmp_path: Path) -> None:
 
 def test_every_key_is_taken_and_written_back(tmp_path: Path) -> None:
     found = read(tmp_path, WHOLE)
-    assert found.training.learning_rate == 3e-4 and found.eval_envs[1].custom_kwargs == {"size": 3}
-    (tmp_path / "again.yaml").write_text(as_yaml(found))
-    assert read_config(tmp_path / "again.yaml") == found
+    assert found.algorithm.options.lr == 3e-4 and found.eval_envs[1].custom_kwargs == {"size": 3}
+    (tmp_path / "again.yaml").write_text(found.as_yaml())
+    assert read_settings(tmp_path / "again.yaml") == found
 
 
 def test_a_null_that_is_no_default_is_written_back(tmp_path: Path) -> None:
     found = read(tmp_path, PPO, "training.max_grad_norm=null")
-    (tmp_path / "again.yaml").write_text(as_yaml(found))
-    assert read_config(tmp_path / "again.yaml").training.max_grad_norm is None
+    (tmp_path / "again.yaml").write_text(found.as_yaml())
+    assert read_settings(tmp_path / "again.yaml").algorithm.options.grad_clip is None
 
 
 def test_words_stand_over_the_file(tmp_path: Path) -> None:
     found = read(tmp_path, PPO, "training.seed=5", "eval_envs=[{dataset: gsm8k}]", "model.torch_dtype=bf16")
-    assert found.training.seed == 5 and found.eval_envs[0].dataset == "gsm8k" and found.model.torch_dtype == "bf16"
+    assert found.sampling.seed == 5 and found.eval_envs[0].dataset == "gsm8k" and found.precision.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -168,10 +167,10 @@ def test_words_stand_over_the_file(tmp_path: Path) -> None:
         ("model: {top_p: 2}", "model.top_p=2.0; it is from 0 to 1"),
         ("model: {temperature: 0}", "model.temperature=0.0; it is above 0"),
         ("model: {max_new_tokens: 0}", "model.max_new_tokens=0; the least is 1"),
-        ("ppo: {gamma: 7}", "ppo.gamma=7.0; it is from 0 to 1"),
+        ("ppo: {gamma: 7}", "ppo.gamma=7.0; it is 0 or above, and at most 1"),
         ("grpo: {group_size: 0}", "grpo.group_size=0; the least is 1"),
         ("training: {algorithm: grpo}\ngrpo: {group_size: 1}", "an answer alone in its group is no better"),
-        ("training: {algorithm: dpo}\ndpo: {samples_per_prompt: 1}", "the best and the worst are of 2 or more"),
+        ("training: {algorithm: dpo}\ndpo: {samples_per_prompt: 1}", "dpo.samples_per_prompt=1; a comparison takes 2"),
         ("model: {torch_dtype: fp32, dtype: bf16}", "the same key"),
         ("model: {model_type: gpt2}", "model.model_type"),
         ("model: {tokenizer_name_or_path: other}", "model.tokenizer_name_or_path"),
@@ -218,7 +217,7 @@ def test_what_can_not_be_is_refused_by_its_key(tmp_path: Path, text: str, told: 
 
 
 def test_dpo_takes_a_file(tmp_path: Path) -> None:
-    assert read(tmp_path, "training: {algorithm: dpo, data_file: p.jsonl}").training.data_file == "p.jsonl"
+    assert read(tmp_path, "training: {algorithm: dpo, data_file: p.jsonl}").data_file == "p.jsonl"
     with pytest.raises(UsageError, match=r"training\.data_file is missing"):
         read(tmp_path, "training: {algorithm: dpo}")
 

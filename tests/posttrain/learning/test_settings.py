@@ -1,0 +1,345 @@
+"""A file as options of algorithms, samplers and steps; its processes, and the command that starts them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.registry import algorithm_class, algorithms
+from gpuherd.posttrain.config.composing import compose
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.engine.options import Lora, Sharding, Strategy
+from gpuherd.posttrain.learning.data import discounted
+from gpuherd.posttrain.learning.keys import block_keys
+from gpuherd.posttrain.learning.settings import TrainSettings, check_port, command, placed, settings_of
+from gpuherd.posttrain.runs.options import Where
+from gpuherd.posttrain.runs.settings import settings_of as settings_of_rounds
+from gpuherd.posttrain.types import Algorithm, Rollout
+
+NAMES = {each.name.lower(): name for name, each in algorithms().items() if not each.guided}
+NEEDED: dict[str, Any] = {"distill": {"distill": {"teacher": "gpt2"}}}
+
+
+def config(**blocks: Any) -> TrainSettings:
+    """A training with these blocks."""
+    training = blocks.get("training", {})
+    env = {} if "data_file" in training else {"policy_env": {"dataset": "arithmetic"}}
+    return settings_of({**env, **blocks})
+
+
+def options_of(told: TrainSettings, problems: int) -> Any:
+    """The algorithm's options on so many problems."""
+    return told.with_problems(problems).options
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_every_algorithm_takes_its_options(algorithm: str) -> None:
+    told = config(
+        training={"algorithm": algorithm, "learning_rate": 1e-4, "num_iterations": 7, "lr_scheduler": "linear"},
+        model={"use_lora": True, "lora_r": 3, "lora_target_modules": ["c_attn"]},
+        **NEEDED.get(algorithm, {}),
+    )
+    options = options_of(told, 500)
+    assert type(options) is algorithm_class(NAMES[algorithm]).Options
+    assert (options.lr, options.max_steps, options.scheduler, options.grad_clip) == (1e-4, 7, "linear", 1.0)
+    assert (options.lora.r, options.lora.target_modules) == (3, ("c_attn",))
+
+
+# Options of algorithms that no key of their block stands for, and why.
+ELSEWHERE = {
+    "lr", "weight_decay", "grad_clip", "scheduler", "warmup_steps", "optimizer", "betas", "eps",  # training
+    "epochs", "batch_size", "minibatch_size", "max_steps", "save_every",  # training, in its own measure
+    "lora",  # model
+    "online", "source", "pairing", "max_tries", "all_rounds",  # of rounds
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_every_option_of_an_algorithm_is_a_key_or_said_not_to_be(algorithm: str) -> None:
+    kind: type[Algorithm] = algorithm_class(NAMES[algorithm])
+    stand_for = {each.to.removeprefix("options.") for each in block_keys(kind) if each.to}
+    left = {each.name for each in fields(kind.Options)} - stand_for
+    assert left <= ELSEWHERE | ({"samples_per_example"} if algorithm == "sft" else set())
+    told = {"training": {"algorithm": algorithm, "max_grad_norm": None}, **NEEDED.get(algorithm, {})}
+    assert options_of(config(**told), 500).grad_clip is None
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_a_block_takes_the_options_names_of_rounds(algorithm: str) -> None:
+    block = {"lr": 3e-4, "grad_clip": None, "scheduler": "cosine", "max_steps": 3}
+    block |= NEEDED.get(algorithm, {}).get(algorithm, {})
+    told = config(training={"algorithm": algorithm}, **{algorithm: block})
+    options = options_of(told, 500)
+    assert (options.lr, options.grad_clip, options.scheduler, options.max_steps) == (3e-4, None, "cosine", 3)
+    assert told.keys["training.learning_rate"] == 3e-4
+    with pytest.raises(UsageError, match=rf"{algorithm}\.lr and training\.learning_rate are the same key; keep one"):
+        config(training={"algorithm": algorithm, "learning_rate": 1e-4}, **{algorithm: block})
+
+
+def test_an_algorithm_is_named_as_in_rounds() -> None:
+    assert config(training={"algorithm": "RLOO"}).algorithm.algorithm == "RLOO"
+    told = config(training={"algorithm": "grpo_hf"}, **{"GRPO-HF": {"proxy_epochs": 2}})
+    assert told.algorithm.options.proxy_epochs == 2
+    with pytest.raises(UsageError, match=r"rloo.samples_per_prompt and rloo.group_size are the same key"):
+        config(training={"algorithm": "rloo"}, rloo={"samples_per_prompt": 2, "group_size": 2})
+    with pytest.raises(UsageError, match=r"grpo\.sampler_clipp; did you mean grpo\.sampler_clip\?"):
+        config(training={"algorithm": "grpo"}, grpo={"sampler_clipp": 2})
+    with pytest.raises(UsageError, match=r"training.algorithm=pita: it trains a classifier .* gpuherd posttrain does"):
+        config(training={"algorithm": "pita"})
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"rloo": {"lr": "x"}}, r"training\.learning_rate=x: it should be a number"),
+        ({"rloo": {"lr": -1}}, r"training\.learning_rate=-1\.0; it is above 0"),
+        ({"rloo": {"kl_coef": -1}}, r"rloo\.kl_coef=-1\.0; it is 0 or above"),
+        ({"pita": {}}, "there is no key pita; possible here: experiment_name, .*, engine, training, model"),
+    )
+    for block, told_of in wrong:
+        with pytest.raises(UsageError, match=told_of):
+            config(training={"algorithm": "grpo"}, **block)
+    with pytest.raises(UsageError, match=r"distill\.teacher is missing"):
+        config(training={"algorithm": "distill"})
+
+
+def test_the_words_of_rounds_say_the_same() -> None:
+    of_rounds = {
+        "system": {"attn_impl": "eager", "dtype": "fp32", "amp_dtype": "bf16", "clear_cache_interval": 3},
+        "generation": {"max_new_tokens": 9, "temperature": 0.5, "batch_size": 4, "use_chat_template": True},
+        "training": {"lr": 1e-4, "gradient_checkpointing": True, "micro_batch_size": 2},
+    }
+    of_mrlm = {
+        "training": {"learning_rate": 1e-4, "micro_batch_size": 2, "clear_cache_interval": 3, "use_bf16": True},
+        "model": {
+            "attn_implementation": "eager", "torch_dtype": "fp32", "gradient_checkpointing": True, "max_new_tokens": 9,
+            "temperature": 0.5, "generation_batch_size": 4, "use_chat_template": True,
+        },
+    }  # fmt: skip
+    assert config(**of_rounds) == config(**of_mrlm)
+    with pytest.raises(UsageError, match=r"generation\.top_k and model\.top_k are the same key; keep one"):
+        config(generation={"top_k": 5}, model={"top_k": 5})
+    with pytest.raises(UsageError, match=r"there is no key generation\.backend; possible here: "):
+        config(generation={"backend": "vllm"})
+    with pytest.raises(UsageError, match=r"the block grpo is there twice, as GRPO too"):
+        config(grpo={}, GRPO={})
+    with pytest.raises(UsageError, match=r"system\.amp_dtype and training\.use_bf16 are the same key"):
+        config(system={"amp_dtype": "bf16"}, training={"use_bf16": False})
+    with pytest.raises(UsageError, match=r"system\.amp_dtype=fp64: it is one of bf16"):
+        config(system={"amp_dtype": "fp64"})
+
+
+def test_what_learns_from_whole_steps_has_no_other_batch() -> None:
+    told = config(training={"algorithm": "reinforce", "num_rollouts_per_iteration": 16})
+    options = options_of(told, 100)
+    assert (options.batch_size, options.minibatch_size, told.algorithm.sequences_per_step) == (16, None, 16)
+    assert settings_of(yaml.safe_load(told.as_yaml())) == told
+    with pytest.raises(UsageError, match=r"training.batch_size=8: reinforce learns from all 16 rollouts of a step"):
+        config(training={"algorithm": "reinforce", "num_rollouts_per_iteration": 16, "batch_size": 8})
+
+
+def test_sft_is_told_of_packing() -> None:
+    told = config(training={"algorithm": "sft", "data_file": "x"}, sft={"packing": True})
+    assert options_of(told, 10).packing is True
+
+
+def test_ppo_is_told_what_its_block_says() -> None:
+    told = config(training={"batch_size": 16}, ppo={"num_ppo_epochs": 2, "target_kl": 0.1, "entropy_coef": 0.5})
+    options = options_of(told, 128)
+    assert (options.num_ppo_epochs, options.target_kl, options.entropy_coef) == (2, 0.1, 0.5)
+    assert (options.batch_size, options.minibatch_size, options.samples_per_prompt) == (128, 16, 1)
+
+
+def test_grpo_s_groups_are_whole() -> None:
+    told = config(training={"algorithm": "grpo", "num_iterations": 10}, grpo={"group_size": 8})
+    options = options_of(told, 20)
+    assert (options.samples_per_prompt, options.batch_size) == (8, 16)
+    # 10 steps of 16 of 20 problems: two steps a pass.
+    assert (options.max_steps, options.epochs) == (10, 5)
+    plain = config(training={"algorithm": "grpo"}, grpo={"normalize_rewards": False})
+    assert options_of(plain, 40).reward_normalization == "none"
+
+
+def test_more_problems_a_step_than_there_are_is_refused() -> None:
+    with pytest.raises(UsageError, match="asks for 128 problems a step, and there are 20"):
+        options_of(config(), 20)
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 8))
+def test_processes_divide_the_batch(rows: int, world_size: int, accumulation: int) -> None:
+    told = config(
+        training={"batch_size": rows, "gradient_accumulation_steps": accumulation},
+        distributed={"strategy": "fsdp", "fsdp_sharding_strategy": "shard_grad_op"},
+    )
+    if rows % world_size:
+        with pytest.raises(UsageError, match=f"batch_size={rows} is no multiple of the {world_size} processes"):
+            told.steps(world_size)
+        return
+    steps = told.steps(world_size)
+    assert steps.micro_batch_size * world_size * accumulation >= rows
+    assert (steps.micro_batch_size - 1) * world_size * accumulation < rows
+    wanted = (Strategy.SINGLE, Sharding.FULL_SHARD) if world_size == 1 else (Strategy.FSDP, Sharding.SHARD_GRAD_OP)
+    assert (steps.strategy, steps.fsdp_sharding_strategy) == wanted
+
+
+def test_precision_and_sampling() -> None:
+    told = config(model={"torch_dtype": "bf16", "use_flash_attention": True}, training={"use_bf16": True}).precision
+    assert (told.dtype, told.amp_dtype, told.attention) == ("bfloat16", "bfloat16", "flash_attention_2")
+    # Mixed precision keeps its weights in float32, whatever the checkpoint has.
+    assert config(training={"use_fp16": True}).precision.dtype == "float32"
+    assert config().precision.dtype is None
+    drawn = config(training={"algorithm": "grpo", "max_episode_length": 9}, grpo={"temperature": 0.3}).sampling
+    assert (drawn.temperature, drawn.max_new_tokens) == (0.3, 9)
+
+
+def test_quantised_models_are_named_so() -> None:
+    assert config(model={"load_in_8bit": True, "use_lora": True}).model == "gpt2-8bit"
+    assert config(model={"load_in_4bit": True, "use_lora": True}).model == "gpt2-4bit"
+
+
+def test_later_turns_are_discounted() -> None:
+    rollout = Rollout(
+        problem="a",
+        sample=0,
+        prompt_ids=(1,),
+        ids=(2, 3, 4, 5, 6),
+        by_policy=(True, True, False, True, True),
+        log_probs=(0.0, 0.0, None, 0.0, 0.0),
+        text="",
+        reward=3.0,
+        correct=True,
+        finished=True,
+        turn_rewards=((1, 1.0), (4, 2.0)),
+    )
+    found = discounted(rollout, 0.5)
+    assert found.turn_rewards == ((1, 1.0), (4, 1.0)) and found.reward == 2.0
+    assert discounted(rollout, 1.0) is rollout
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_defaults_are_those_of_rounds(algorithm: str) -> None:
+    """But for how much is done in a step, ``train`` and ``posttrain`` do the same where nothing is said."""
+    kind = algorithm_class(NAMES[algorithm])
+    needed = NEEDED.get(algorithm, {})
+    own = read(kind.Options, needed.get(algorithm, {}))
+    told = config(training={"algorithm": algorithm, **({"data_file": "x"} if algorithm == "sft" else {})}, **needed)
+    found = options_of(told, 1000)
+    sizes = {"batch_size", "minibatch_size", "epochs", "max_steps"}
+    sizes |= {"samples_per_example"} if algorithm == "sft" else set()
+    assert {**asdict(found), **dict.fromkeys(sizes)} == {**asdict(own), **dict.fromkeys(sizes)}
+    words = [f"algos.{NAMES[algorithm]}.{name}={value}" for name, value in needed.get(algorithm, {}).items()]
+    shipped = settings_of_rounds(compose([f"algos=[{NAMES[algorithm]}]", "experiment.name=x", *words]))
+    (choice,) = shipped.choices()
+    assert choice.options == own
+    one, other = told.sampling, shipped.generation.sampling(0)
+    for name in ("temperature", "top_p", "top_k", "use_chat_template"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert (other.top_p, other.top_k) == (1.0, 0)
+    lora = config(training={"algorithm": algorithm}, model={"use_lora": True}, **needed)
+    assert options_of(lora, 1000).lora == Lora()
+
+
+def test_answers_drawn_at_once_can_be_said() -> None:
+    assert config(model={"generation_batch_size": 96}).sampling.batch_size == 96
+    assert config().sampling.batch_size == 32
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_draws_are_of_the_law_that_is_learnt_by_unless_told_otherwise(algorithm: str) -> None:
+    needed = NEEDED.get(algorithm, {})
+    told = config(training={"algorithm": algorithm}, **needed)
+    assert (told.sampling.top_p, told.sampling.top_k) == (1.0, 0) and told.cut is None
+    as_the_guide = config(training={"algorithm": algorithm}, model={"top_p": 0.9, "top_k": 50}, **needed)
+    assert (as_the_guide.sampling.top_p, as_the_guide.sampling.top_k) == (0.9, 50)
+    assert (as_the_guide.cut is not None) == (algorithm not in ("dpo", "sft", "distill"))
+    warning = as_the_guide.cut
+    assert warning is None or f"{algorithm}: draws by model.top_p=0.9 and model.top_k=50 are not" in warning
+
+
+def distributed(**keys: Any) -> TrainSettings:
+    """A training that is placed so."""
+    return config(distributed=keys)
+
+
+def processes_of(told: TrainSettings) -> tuple[int, int, bool, tuple[int, ...] | None]:
+    """Processes here, in all, whether they are on the CPU, and which GPUs they take."""
+    return told.here, told.processes, told.on_cpu, told.gpu_ids
+
+
+def test_the_command_line_stands_above_the_file() -> None:
+    told = distributed(enabled=True, num_gpus=4, gpu_ids=[0, 1, 2, 3], strategy="fsdp")
+    assert processes_of(placed(told, Where(num_gpus=2))) == (2, 2, False, None)
+    assert placed(told, Where(gpu_ids=(0, 2, 3))).gpu_ids == (0, 2, 3)
+    assert processes_of(placed(told, Where(device="cpu"))) == (4, 4, True, None)
+    assert placed(told, Where(nnodes=2, node_rank=1, master_port=29501)).processes == 8
+    # One GPU of a file that trains on four.
+    assert processes_of(placed(told, Where(num_gpus=1))) == (1, 1, False, None)
+
+
+def test_flags_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(UsageError, match="--num-gpus 3, and --gpu-ids names 2"):
+        placed(distributed(), Where(num_gpus=3, gpu_ids=(0, 1)))
+    with pytest.raises(UsageError, match="master_port is missing"):
+        placed(distributed(), Where(nnodes=2))
+
+
+def test_one_process_needs_no_torchrun(tmp_path: Path) -> None:
+    words = command(distributed(), tmp_path, on_cpu=True)
+    assert words[:3] == [sys.executable, "-m", "gpuherd.posttrain.learning"]
+    assert words[-2:] == ["--device", "cpu"] and str(tmp_path) in words
+
+
+def test_several_are_torchrun_s(tmp_path: Path) -> None:
+    told = distributed(num_gpus=2)
+    words = command(told, tmp_path, on_cpu=False)
+    assert words[1:5] == ["-m", "gpuherd.posttrain.runs.launch", "--nproc-per-node=2", "--standalone"]
+    told = distributed(num_gpus=2, master_port=29777)
+    assert "--master-port=29777" in command(told, tmp_path, on_cpu=False)
+    told = distributed(num_gpus=8, num_nodes=2, node_rank=1, master_addr="10.0.0.1", master_port=29500)
+    words = command(told, tmp_path, on_cpu=False)
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29500"} <= set(words)
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"master_port={port} can't be listened at"):
+            check_port(distributed(num_gpus=2, master_port=port))
+        check_port(distributed(num_gpus=1, master_port=port))  # nobody listens
+        check_port(distributed(num_gpus=2, num_nodes=2, node_rank=1, master_port=port))  # the other machine does
+    check_port(distributed(num_gpus=2, master_port=port))
+
+
+def test_a_cluster_says_where_its_machines_are(tmp_path: Path) -> None:
+    """What a file says of machines that its user starts is none of a cluster's; torchrun reads it where it starts."""
+    by_hand = distributed(gpu_ids=[4, 5], num_nodes=2, node_rank=1, master_addr="10.0.0.1", master_port=29500)
+    told = placed(by_hand, Where(), "slurm")
+    assert processes_of(told) == (2, 4, False, None)
+    words = command(told, tmp_path, on_cpu=False, engine="slurm")
+    assert words[:4] == [sys.executable, "-m", "gpuherd.posttrain.runs.launch", "--nproc-per-node=2"]
+    assert words[4:6] == ["-m", "gpuherd.posttrain.learning"]
+    assert "--standalone" in command(distributed(num_gpus=2), tmp_path, on_cpu=False)
+    assert placed(distributed(), Where(nnodes=2), "ray").machines == 2
+    one = placed(distributed(), Where(), "slurm")
+    assert command(one, tmp_path, on_cpu=True, engine="slurm")[1] == "-m"
+
+
+@pytest.mark.parametrize(
+    ("where", "flag"),
+    [
+        (Where(gpu_ids=(0,)), "--gpu-ids"),
+        (Where(nnodes=2, node_rank=0), "--node-rank"),
+        (Where(nnodes=2, master_addr="a"), "--master-addr"),
+        (Where(nnodes=2, master_port=29500), "--master-port"),
+    ],
+)
+def test_machines_started_by_hand_are_none_of_a_cluster(where: Where, flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag} is for machines that you start yourself; --engine slurm chooses"):
+        placed(distributed(), where, "slurm")
