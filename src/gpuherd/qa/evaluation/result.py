@@ -1,6 +1,6 @@
 """The result of an evaluation: figures of every measure under every judging, each with its interval. Frozen data.
 
-Made by ``evaluating``, written by ``files``, shown by the command and by the page. A figure that can't be had is None
+Made by ``measuring``, shown by the command and by the page; and its files. A figure that can't be had is None
 and says why; it is never 0, 0.5 or NaN. Answers that are wrong are the positives: a good measure of uncertainty is high
 there, so that an AUROC above 0.5 is better than chance.
 """
@@ -274,7 +274,7 @@ class RunEvaluation:
 
 # The files of an evaluation: ``evaluations/<name>.json`` with everything, ``<name>.csv`` with a row a measure.
 #
-# The JSON has the form of the dataclasses of ``result``, field by field; a point of a curve is ``[x, y]``.
+# The JSON has the form of these dataclasses, field by field; a point of a curve is ``[x, y]``.
 
 
 class BadEvaluation(GpuherdError):

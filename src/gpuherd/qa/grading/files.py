@@ -84,15 +84,14 @@ class JudgingMeta:
     versions: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
 
+    def __post_init__(self) -> None:
+        # Files of versions before a verdict lack its count.
+        object.__setattr__(self, "counts", {verdict: self.counts.get(verdict, 0) for verdict in Verdict})
+
     @property
     def total(self) -> int:
         """How many answers were judged."""
         return sum(self.counts.values())
-
-
-def _with_all_counts(meta: JudgingMeta) -> JudgingMeta:
-    """Every verdict is in the counts; files of versions before a verdict lack it."""
-    return replace(meta, counts={verdict: meta.counts.get(verdict, 0) for verdict in Verdict})
 
 
 JUDGINGS = DescribedResults(
@@ -103,8 +102,6 @@ JUDGINGS = DescribedResults(
     remedy="remove it and its .json, and judge again",
     flag="--judge",
     command="gpuherd judge {run} {name}",
-    encode=lambda meta: records.jsonable(_with_all_counts(meta)),
-    decode=lambda values: _with_all_counts(records.read(JudgingMeta, values)),
 )
 
 # --- Files ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import permutations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.tokens import spellings
-from gpuherd.models.load.options import ModelOptions
 from gpuherd.options import option
 from gpuherd.qa.encoders.models import Entailment, EntailmentQuery, NliModel, NliRelation
 from gpuherd.qa.grading.config import share
@@ -180,7 +179,7 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
 
             model = options.equivalence_model
             sha256 = model_files(model, options.adapter).sha256
-            loaded = ModelOptions(**{each.name: getattr(options, each.name) for each in fields(ModelOptions)})
+            loaded = options
         settings = {"by": "judge", "prompt_sha256": ENTAILMENT_SHA256, **load_settings(loaded)}
         return StatisticSpec(self.kind, model, sha256, settings | span_setting(options.span))
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.models.load.options import ModelOptions
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gpuherd.lm.model import LanguageModel
     from gpuherd.qa.record import Answered
     from gpuherd.qa.runs import Run
-    from gpuherd.qa.statistics.registry import CommonOptions
 
 Word = tuple[tuple[int, ...], ...]  # the token ids of each way to write it, none the beginning of another
 
@@ -31,19 +30,19 @@ _AS_GENERATED = ("dtype", "quantization", "adapter", "merge_adapter", "trust_rem
 # Below this a model that decoded greedily would have said something else than any of the words that are weighed.
 _FITTING_MASS = 0.5
 
-OptionsT = TypeVar("OptionsT", bound="CommonOptions")
+OptionsT = TypeVar("OptionsT", bound=ModelOptions)
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
+class Generator(Generic[OptionsT]):
     """The model that answered, as the run tells of it: its name as seen from here, its digest, and how it is loaded."""
 
     model: str
     sha256: str
-    options: ModelOptions
+    options: OptionsT
 
 
-def generator_of(run: Run, options: ModelOptions) -> Generator:
+def generator_of(run: Run, options: OptionsT) -> Generator[OptionsT]:
     """The run's model. ``options``: those given now, which take precedence over those of the run.
 
     Raises UsageError where the run does not say which files it had.
@@ -53,24 +52,22 @@ def generator_of(run: Run, options: ModelOptions) -> Generator:
     inside = Path(str(run.record.get("cwd", "."))) / model
     if not Path(model).expanduser().exists() and inside.exists():
         model = str(inside)
-    plain = ModelOptions()
-    given = {each.name: getattr(options, each.name) for each in fields(ModelOptions)}
-    for name in _AS_GENERATED:
-        if given[name] == getattr(plain, name) and config.get(name) is not None:
-            value = config[name]
-            given[name] = Precision(value) if name in ("dtype", "quantization") else value
+    before = {name: config.get(name) for name in _AS_GENERATED if not _is_given(name, options)}
+    then = {name: value for name, value in before.items() if value is not None}
+    then |= {name: Precision(then[name]) for name in ("dtype", "quantization") if name in then}
     sha256 = run.record.get("model_sha256")
     if not isinstance(sha256, str):
         raise UsageError(f"run {run.run_id} doesn't say which files its model had, so that it can't be used again")
-    return Generator(model, sha256, ModelOptions(**given))
+    return Generator(model, sha256, replace(options, **then))
 
 
 def load_settings(options: ModelOptions) -> dict[str, Any]:
     """How a language model is loaded, as far as numbers depend on it."""
-    plain = ModelOptions()
-    return {
-        name: str(getattr(options, name)) for name in _AS_GENERATED if getattr(options, name) != getattr(plain, name)
-    }
+    return {name: str(getattr(options, name)) for name in _AS_GENERATED if _is_given(name, options)}
+
+
+def _is_given(name: str, options: ModelOptions) -> bool:
+    return bool(getattr(options, name) != getattr(ModelOptions, name))
 
 
 def unchanged_generator(options: OptionsT, run: Run) -> tuple[str, OptionsT]:
@@ -87,9 +84,7 @@ def unchanged_generator(options: OptionsT, run: Run) -> tuple[str, OptionsT]:
             f"{quoted(generator.model)} is not the model any more that answered: its files have changed; what it would "
             "say now says nothing about those answers"
         )
-    return generator.model, replace(
-        options, **{each.name: getattr(generator.options, each.name) for each in fields(ModelOptions)}
-    )
+    return generator.model, generator.options
 
 
 def longest_prompt(answers: Sequence[Answered]) -> int:
