@@ -30,7 +30,7 @@ from gpuherd.models.load.options import (
     requested_precision,
 )
 from gpuherd.models.memory.kv_cache import Reserve, Workload
-from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.gpus import GpuSpec, count_gpus
 from gpuherd.models.place.inventory import idle_gpus, node_gpus
 from gpuherd.options import words_of
 from gpuherd.runs.shard_file import Shard
@@ -131,7 +131,7 @@ def job_request(model: str, options: WorkOptions, workload: Workload, have: Reso
 
 def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Resources) -> JobRequest:
     gpus = len({str(device) for device in device_map.values() if str(device) not in ("cpu", "disk")})
-    said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}, as the device map has it" if gpus else "on the CPU, as asked"
+    said = f"{count_gpus(gpus)}, as the device map has it" if gpus else "on the CPU, as asked"
     return JobRequest(gpus, None, have.places(gpus, options), said)
 
 
@@ -159,7 +159,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Reso
         if options.allow_offload is None or not specs:
             raise
         gpus = options.most_of(len(specs))
-        said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}; what has no room there goes to the {options.allow_offload}"
+        said = f"{count_gpus(gpus)}; what has no room there goes to the {options.allow_offload}"
         return JobRequest(gpus, None, 1, said)
     return JobRequest(demand.gpus, demand.memory_mb, have.places(demand.gpus, options), demand.sentence)
 
