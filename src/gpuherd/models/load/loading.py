@@ -248,7 +248,7 @@ def _state_tensors(weight: Any) -> list[Any]:
 def base_name(name: str) -> str:
     """The name that a tensor has in the model without PEFT's wrapping.
 
-    >>> plain_name("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight")
+    >>> base_name("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight")
     'model.layers.0.self_attn.q_proj.weight'
     """
     return _WRAPPED.sub("", name.removeprefix(_WRAPPING))

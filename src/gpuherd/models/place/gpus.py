@@ -15,7 +15,7 @@ from gpuherd.gpus.state import Maker
 from gpuherd.models.memory.kv_cache import GIB, MIB, Reserve
 from gpuherd.models.memory.weights import Precision
 from gpuherd.options import nearest
-from gpuherd.units import gib, size_mb
+from gpuherd.units import counted, gib, size_mb
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,7 @@ def gpus_with_memory(gpus: Sequence[GpuSpec]) -> str:
     """How many GPUs of how much memory that may be used: ``4 GPUs of 40.0 GiB``, ``2 GPUs of 22.1 to 40.0 GiB``."""
     least, most = min(gpu.free for gpu in gpus), max(gpu.free for gpu in gpus)
     sizes = gib(most) if gib(least) == gib(most) else f"{gib(least).removesuffix(' GiB')} to {gib(most)}"
-    return f"{count_gpus(len(gpus))} of {sizes}"
-
-
-def count_gpus(count: int) -> str:
-    """``1 GPU``, ``4 GPUs``."""
-    return f"{count} GPU{'' if count == 1 else 's'}"
+    return f"{counted(len(gpus), 'GPU')} of {sizes}"
 
 
 # ---- kinds of GPUs by the names that people use, with the memory that programs really get on them --------------------

@@ -19,10 +19,10 @@ from gpuherd.gpus.state import Maker
 from gpuherd.gpus.visible import showing
 from gpuherd.models.describe.description import Architecture
 from gpuherd.models.memory.kv_cache import GIB, MIB, Reserve
-from gpuherd.models.place.gpus import GpuSpec, count_gpus, gpus_with_memory
+from gpuherd.models.place.gpus import GpuSpec, gpus_with_memory
 from gpuherd.models.place.request import PlanRequest, command_words
 from gpuherd.models.place.result import GpuLoad, PlanOutcome, Refusal
-from gpuherd.units import gib
+from gpuherd.units import counted, gib
 
 NARROWEST, WIDEST = 40, 200
 # Cells of a bar, and of the text next to it.
@@ -330,7 +330,7 @@ def bar_parts(figures: object, parts: Sequence[tuple[BarPart, Sequence[str]]]) -
 def gpus_used(plan: PlanOutcome[Any], given: int) -> str:
     """``2 of 4 GPUs of 40.0 GiB``. ``given``: how many GPUs there are."""
     memory = gpus_with_memory([load.gpu for load in plan.loads]).partition(" of ")[2]
-    return f"{plan.gpus} of {count_gpus(given)} of {memory}"
+    return f"{plan.gpus} of {counted(given, 'GPU')} of {memory}"
 
 
 def _label(gpus: Sequence[GpuSpec]) -> str:

@@ -35,7 +35,7 @@ _OTHER_WORDS = {
 def parse_precision(word: str) -> Precision:
     """The precision of this name. Raises UsageError, which names those that there are.
 
-    >>> [precision_named(word).value for word in ("torch.bfloat16", "8bit", "NF4", "nf4_dq")]
+    >>> [parse_precision(word).value for word in ("torch.bfloat16", "8bit", "NF4", "nf4_dq")]
     ['bf16', 'int8', 'nf4', 'nf4-dq']
     """
     key = word.strip().lower().removeprefix("torch.").replace("-", "").replace("_", "")
@@ -50,7 +50,7 @@ def agreed_precision(model: str, ending: Precision | None, option_dtype: Precisi
 
     Args:
         model: as the user named it, for messages.
-        ending: what its name asks for (``naming.split_precision``).
+        ending: what its name asks for (``split_precision``).
         option_dtype: the option, as by ``--dtype``.
 
     Raises UsageError when both ask for something else; 4 bits with double quantisation are 4 bits, too.

@@ -21,6 +21,7 @@ from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
 from gpuherd.models.memory.weights import Precision, split_precision
 from gpuherd.models.place.gpus import GpuSpec, gpus_with_memory
+from gpuherd.models.place.placement import AnswerTask
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.request import (
     ParallelOption,
@@ -163,9 +164,7 @@ def resources_of(
         found = _plan_on_fewest(plan, some, gpu_range)
         if found is None:
             reason = f"{gpu_range[0] if gpu_range else 1} GPUs are asked for, and there are {len(some)}"
-            found = AnswerRefusal(
-                architecture=architecture, precision=precision, workload=workload, reserve=reserve, reason=reason
-            )
+            found = AnswerTask(architecture, precision, workload, reserve).refusal(reason)
         if isinstance(found, MemoryPlan):
             if best is None or (found.gpus, found.memory_mb) < (best.gpus, best.memory_mb):
                 best = found

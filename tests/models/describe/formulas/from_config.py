@@ -64,11 +64,6 @@ FAMILIES: Mapping[str, Family] = {
 # are ``families``, the parts of multimodal models ``wrapped``.
 
 
-def is_known(config: Mapping[str, Any]) -> bool:
-    """Whether the shapes of such a model are known by formula."""
-    return model_type_of(config) in FAMILIES
-
-
 def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
     """The architecture of the model that transformers builds from this config.
 
