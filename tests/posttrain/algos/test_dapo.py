@@ -90,11 +90,9 @@ def test_it_goes_on_exactly_and_changes_nothing_where_no_group_is_equal(policy_m
     for name, tries in (("off", 0), ("on", 2)):
         GRPO(replace(DULL, max_resample_times=tries, max_steps=2)).train(work(policy_model, tmp_path / name))
     off, on = curves(tmp_path / "off"), curves(tmp_path / "on")
-    if all(line["constant_groups"] == 0 for line in off):
-        assert [{key: line[key] for key in off[0]} for line in on] == off
-        assert same(tmp_path / "off/model", tmp_path / "on/model")
-    else:  # the tiny model's answers are of six letters: equal shares by chance
-        pytest.fail("choose a seed whose groups are all unequal")
+    assert all(line["constant_groups"] == 0 for line in off)  # else nothing is shown
+    assert [{key: line[key] for key in off[0]} for line in on] == off
+    assert same(tmp_path / "off/model", tmp_path / "on/model")
 
 
 @pytest.mark.slow

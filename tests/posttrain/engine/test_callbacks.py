@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import sys
@@ -172,6 +173,20 @@ def test_what_learns_from_rows_and_classifiers_tell_too(
     assert kinds[0] == "step" and kinds[-1] == "end" and "checkpoint" in kinds and "evaluation" in kinds
     (evaluation,) = [each for each in told(file) if each["kind"] == "evaluation"]
     assert evaluation["metrics"] and all(isinstance(value, float) for value in evaluation["metrics"].values())
+
+
+def test_its_folder_is_searched_behind_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imports its neighbours, and none of them takes the place of a library that is imported later."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "neighbour.py").write_text("WORD = 'hello'\n")
+    (folder / "this.py").write_text("raise RuntimeError('no library')\n")
+    (folder / "own.py").write_text("import neighbour\nclass Watch:\n    def on_end(self, event): ...\n")
+    check_callbacks([f"{folder}/own.py:Watch"])
+    Callbacks((f"{folder}/own.py:Watch",), World.single(), tmp_path, 1)
+    found = importlib.util.find_spec("this")
+    assert found is not None and found.origin is not None and str(folder) not in found.origin
 
 
 def test_only_the_first_process_has_them(tmp_path: Path, file: Path) -> None:

@@ -145,7 +145,7 @@ def class_of(name: str, modules: dict[str, Any]) -> type[Any]:
     place = FunctionName.of(name, "callbacks", "class")
     try:
         if place.place not in modules:
-            modules[place.place] = import_place(str(place.absolute.place))
+            modules[place.place] = import_place(str(place.absolute.place), first=False)
     except (Exception, SystemExit) as problem:
         raise UsageError(f"callbacks: {place.place} can't be imported: {described(problem, __file__)}") from problem
     module = modules[place.place]

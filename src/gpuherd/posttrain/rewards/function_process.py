@@ -140,24 +140,25 @@ class _Served:
             return {"problem": f"it raised {described(problem)}", "place": None}
 
 
-def import_place(place: str) -> Any:
-    """The module of a file that ends in ``.py``, or of a dotted name."""
-    return _module_of(Path(place)) if place.endswith(".py") else _imported(place)
+def import_place(place: str, *, first: bool = True) -> Any:
+    """The module of a file that ends in ``.py``, or of a dotted name.
+
+    Args:
+        first: what it imports is looked for in its folder (of a name in the current one) before anywhere else, as of a
+            script; False: behind all else, so that nothing there takes the place of a library.
+    """
+    folder = str(Path(place).parent if place.endswith(".py") else Path.cwd())
+    sys.path.insert(0 if first else len(sys.path), folder)
+    return _module_of(Path(place)) if place.endswith(".py") else importlib.import_module(place)
 
 
 def _module_of(file: Path) -> types.ModuleType:
-    """A file as a module, with its folder searched for what it imports, as of a script; never from compiled files."""
-    sys.path.insert(0, str(file.parent))
+    """A file as a module, never from compiled files."""
     module = types.ModuleType(file.stem if file.stem not in sys.modules else f"own_{file.stem}")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
     exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     return module
-
-
-def _imported(name: str) -> Any:
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as python -m does
-    return importlib.import_module(name)
 
 
 def _file_of(function: Any) -> str | None:
