@@ -25,7 +25,8 @@ from gpuherd.cli.main import run
 from gpuherd.engines.process_tree import tagged
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.posttrain.runs.folder import RoundsDirectory
+from gpuherd.posttrain.runs.folder import RoundsDirectory, read_record
+from gpuherd.posttrain.runs.plan import Phase
 from gpuherd.standin.machine import SimulatedMachine
 
 FAST = ("--check-interval=0.02", "--max-checks=1")
@@ -286,20 +287,33 @@ def test_killed_five_times_equals_undisturbed(adders: tuple[str, str], machine: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_evaluations_in_shards_equal_undivided_ones(adders: tuple[str, str], machine: Path, tmp_path: Path) -> None:
-    """One run whose evaluations are a job each, and one of three shards each that is killed with its workers."""
-    training = ["algos=[GRPO]", "algos.GRPO={batch_size:8,lr:1e-3}", "rounds_of_training=1"]
+def test_a_run_in_shards_that_goes_on_in_others_equals_an_undivided_one(
+    adders: tuple[str, str], machine: Path, tmp_path: Path
+) -> None:
+    """One run whose collections and evaluations are a job each; and one in three shards each, which is killed with its
+    workers and goes on by the same command in two."""
+    training = ["algos=[GRPO,QSharp]", "algos.GRPO={batch_size:8,lr:1e-3}", "rounds_of_training=1"]
+    training += ["algos.QSharp={epochs:2,samples_per_example:4,lr:1e-2}", "evaluation.etas=[1]"]
     training += ["generation.batch_size=2", "--max-gpus=4", *FAST]  # a problem a batch
-    ended(start(machine, *words(adders, tmp_path / "whole", *training)))
-    command = words(adders, tmp_path / "shards", *training, "evaluation.shards=3")
-    process = start(machine, *command)
-    kill_at(process, tmp_path / "shards" / "first", 1, 0, workers=True)
-    ended(start(machine, *command))
+
+    def command(output: str, shards: int) -> list[str]:
+        divided = [f"data_collection.shards={shards}", f"evaluation.shards={shards}"]
+        return words(adders, tmp_path / output, *training, *divided)
+
+    ended(start(machine, *command("whole", 1)))
+    with Prefork(tmp_path) as prefork:
+        process = start(machine, *command("shards", 3), python=prefork.python)
+        kill_at(process, tmp_path / "shards" / "first", 2, 0, workers=True)
+        ended(start(machine, *command("shards", 2), python=prefork.python))
     (whole,), (shards,) = ((tmp_path / name / "first").iterdir() for name in ("whole", "shards"))
     one, other = made(whole), made(shards)
-    assert one.keys() == other.keys() and sum(name.endswith("result.json") for name in one) == 2
-    assert [name for name in one if one[name] != other[name]] == []
+    rows = [name for name in other if name.startswith("datasets/")]
+    assert len(rows) > 1 and sum(name.endswith("result.json") for name in one) == 3
+    assert {*one} - {*rows} == {*other} - {*rows}  # where rows are depends on the shards; what was learnt of them not
+    assert [name for name in {*one} - {*rows} if one[name] != other[name]] == []
     in_order(shards)
+    steps = [step for step in read_record(RoundsDirectory(shards)).steps() if not step.joins]
+    assert {step.shards for step in steps if step.phase is not Phase.TRAIN} == {2, 3}
 
 
 @pytest.mark.slow
@@ -393,8 +407,6 @@ def in_order(root: Path) -> None:
     done = [each for each in attempts if each.state == "done"]
     ends = {each.job: each.ended_at for each in done}
     assert len(ends) == len(done)
-    from gpuherd.posttrain.runs.folder import read_record
-
     steps = read_record(RoundsDirectory(root)).steps()
     assert sorted(ends) == sorted(step.name for step in steps)
     begins = {each.job: each.started_at for each in done}

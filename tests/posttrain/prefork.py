@@ -3,11 +3,12 @@
 ``Prefork`` starts a server that has imported them, and writes a program that stands in for ``sys.executable``. Asked to
 run the worker for a collection or an evaluation it has the server fork a process that does the job, and stands for it:
 signals go on to that process, its exit code comes back, and it is killed in the instant that the program is. All else,
-trainings among it, the program leaves to Python itself.
+trainings among it, the program leaves to Python itself. (For processes that a test starts itself: ``tests.forking``.)
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -83,6 +84,7 @@ def serve(address: str) -> NoReturn:
     listening.bind(address)
     listening.listen(64)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    gc.freeze()
     print("ready", flush=True)
     while True:
         client, _ = listening.accept()

@@ -157,15 +157,21 @@ def old(settings: Settings) -> RoundsDirectory:
 def test_rows_of_an_earlier_version_keep_their_shards(settings: Settings, old: RoundsDirectory) -> None:
     found = unfinished(settings)
     assert found is not None and found.root == old.root
-    before = shards_of(old)
+    before, identity = shards_of(old), read_record(old).identity
+    assert identity != settings.identity()
     plan = going_on(old, evaluation__shards=3)
     assert shards_of(plan) == before | {"r0_evaluate": 3, "r1_evaluate": 3}
     collections = [each.step for each in plan.plan if each.step.phase is Phase.COLLECT]
     assert not any(step.whole_batches for step in collections)
     with pytest.raises(UsageError, match=r"depend on the number of shards: data_collection\.shards=3 would change"):
         going_on(old, data_collection__shards=3)
-    # With its number left to the machine it is the same run, and keeps its two.
-    assert shards_of(going_on(old, data_collection__shards=None)) == before
+    # With its number left to the machine it is the same run, and keeps its two; also when it is said again.
+    for said in (None, 2):
+        going_on(old, dry_run=False, data_collection__shards=said, evaluation__shards=3)
+        assert shards_of(old) == before | {"r0_evaluate": 3, "r1_evaluate": 3}
+        found = unfinished(settings)
+        assert found is not None and found.root == old.root
+    assert read_record(old).identity == identity
 
 
 def test_one_job_of_an_earlier_version_has_had_whole_batches(make_settings: MakeSettings) -> None:
@@ -206,6 +212,9 @@ def test_a_training_goes_on_with_other_gpus(
     going_on(folder, dry_run=False, algos__GRPO__gpus=4)
     (choice,) = read_record(folder).settings.choices()
     assert choice.gpus == 4, "workers read it there"
-    # The command without it is another run: results are equal but for rounding.
-    assert unfinished(settings) is not None
+    # The command with either number goes on; without it is another run, as results are equal but for rounding.
+    for gpus in (2, 4):
+        assert (
+            unfinished(make_settings(algos={"GRPO": {"batch_size": 4, "gpus": gpus, "strategy": "fsdp"}})) is not None
+        )
     assert unfinished(make_settings(algos={"GRPO": {"batch_size": 4}})) is None

@@ -199,11 +199,12 @@ class RoundsExperiment:
             kept = read_record(self.folder)
             refuse_others(kept.made.get("inputs", {}), self.prepared.inputs, self.folder.root)
             record = self._going_on(kept, combinations)
-            shards, before = self.settings.data_collection.shards, kept.settings.data_collection.shards
-            if shards not in (None, before) and not all(each.whole_batches for each in record.combinations):
+            fixed = {each.shards for each in record.combinations if not each.whole_batches}
+            shards = self.settings.data_collection.shards
+            if fixed and shards not in (None, kept.settings.data_collection.shards, *fixed):
                 raise UsageError(
                     f"{self.folder.root} was begun by a version whose rows depend on the number of shards: "
-                    f"data_collection.shards={shards} would change them; leave it as it was ({before})"
+                    f"data_collection.shards={shards} would change them; leave it at {', '.join(map(str, fixed))}"
                 )
             return record
         return RunRecord(

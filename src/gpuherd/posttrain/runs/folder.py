@@ -185,6 +185,8 @@ def begin(folder: RoundsDirectory, record: RunRecord, *, anew: bool = False) -> 
         "combinations": jsonable(record.combinations),
         "divided": dict(record.divided),
     }
+    if anew:  # its jobs in the queue are known by the identity that it began with, which stays
+        values["goes_on_as"] = record.settings.identity()
     folder.write_record(values, keep=not anew)
     return read_record(folder)
 
@@ -193,7 +195,7 @@ def read_record(folder: RoundsDirectory) -> RunRecord:
     """What run.json holds. Raises BadRun."""
     values = folder.record()
     try:
-        known = {"format", "kind", "experiment", "identity", "cwd", "settings", "combinations", "divided"}
+        known = {"format", "kind", "experiment", "identity", "cwd", "settings", "combinations", "divided", "goes_on_as"}
         return RunRecord(
             read(Settings, values["settings"]),
             _combinations(values["combinations"]),
@@ -222,7 +224,8 @@ def unfinished(settings: Settings) -> RoundsDirectory | None:
             continue
         with suppress(BadRun, KeyError, TypeError, AttributeError):
             recorded = found.record()
-            if recorded["identity"] in (settings.identity(), settings.earlier_identity(recorded["settings"])):
+            known = (recorded["identity"], recorded.get("goes_on_as"))
+            if settings.identity() in known or settings.earlier_identity(recorded["settings"]) == known[0]:
                 return found
     return None
 

@@ -255,6 +255,7 @@ def _collection(options: RoundsOptions, gpus: int, folder: Path, console: Consol
         "datasets=[arithmetic]",
         f"datasets.arithmetic.settings={{digits:1,train:{_PROBLEMS},test:4}}",
         "data_collection.max_examples=0",
+        "evaluation.max_examples=0",
         "generation.batch_size=8",
         f"data_collection.shards={workers}",
         "data_collection.samples_per_example=2",
