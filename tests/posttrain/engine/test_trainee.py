@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.memory.training_groups import lonely_group
 from tests.posttrain.engine.nets import Item, items, loss_of, net, trained, trainee, weight
 from torch import Tensor, nn
 
@@ -246,3 +248,18 @@ def test_one_item_can_not_be_halved() -> None:
     assert MicroBatch(8, 1).halved(items=5) is None
     halved = MicroBatch.of(64).halved(items=6)
     assert halved is not None and halved.size == 3
+
+
+def test_whole_weights_of_a_sharded_module_lie_on_the_disk(tmp_path: Path) -> None:
+    """In files without a name, as they are; where they can't, that is said once all processes have done their part."""
+    with lonely_group():
+        one = trainee(net(), world=World(0, 1, 0, "cpu", "gloo"), steps=StepOptions(strategy=Strategy.FSDP))
+        trained(one, range(2))
+        in_memory, on_disk = one.full_state(), one.full_state(spill=tmp_path / "new")
+        assert list((tmp_path / "new").iterdir()) == []
+        assert in_memory.keys() == on_disk.keys() and len(in_memory) == 9
+        assert all(torch.equal(each, on_disk[name]) for name, each in in_memory.items())
+        assert one.full_state(lambda name: name == "head.bias", spill=tmp_path).keys() == {"head.bias"}
+        (tmp_path / "file").write_text("")
+        with pytest.raises(OSError, match="file"):
+            one.full_state(spill=tmp_path / "file")

@@ -21,6 +21,7 @@ from gpuherd.posttrain.engine.options import Lora, OptimiserOptions, StepOptions
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.engine.world import World, leave
 from gpuherd.posttrain.policy_gradient.policy import load_for_training
+from gpuherd.posttrain.preference.reward_model import load_base
 from gpuherd.posttrain.types import Policy, Precision
 
 IDS = torch.arange(4, 24).reshape(2, 10)
@@ -59,6 +60,21 @@ def compared(policy: Policy, lora: Lora | None, dtype: str, world: World, saved:
     }
 
 
+def reward(model: Path, world: World) -> dict[str, Any]:
+    """The same of a reward model, whose head no checkpoint has."""
+    whole, _ = load_base(str(model), Precision(), "cpu", 7)
+    module, _ = load_base(str(model), Precision(), "cpu", 7, sharded=True)
+    held = {name for name, weight in module.named_parameters() if hasattr(weight, "gpuherd_rows")}
+    left = {name for name, _ in module.named_parameters()} - held
+    strategies.distributed(module, STEPS, world, None, None, all_used=True)
+    differ = [
+        name
+        for name, each in module.named_parameters()
+        if not torch.equal(each.full_tensor(), whole.get_parameter(name))
+    ]
+    return {"drawn": sorted(left), "differ": differ, "kind": type(whole).__name__ in type(module).__name__}
+
+
 def _loss(module: Any, items: Any) -> Any:
     ids = IDS[:1] + torch.tensor(items)[:, None]
     return module(input_ids=ids).logits.float().logsumexp(-1).mean(-1).sum()
@@ -79,7 +95,7 @@ def main(folder: Path) -> None:
                 if policy.adapter is None or adapter.is_dir():
                     saved = folder / f"{name.replace(' ', '-')}-saved"
                     told[name] = world.gather(compared(policy, lora, dtype, world, saved))
-        assert not strategies.sharded_parts(torch.nn.Linear(1, 1))
+        told["reward"] = world.gather(reward(folder / "llama", world))
         if world.is_main:
             (folder / "told.json").write_text(json.dumps(told))
 

@@ -75,6 +75,11 @@ def test_the_rows_make_the_model(told: dict[str, list[dict[str, Any]]], case: st
         assert each["names"] and each["trained"] and each["logits"] and each["drawn"], each
 
 
+def test_of_a_reward_model_the_head_is_drawn_alike(told: dict[str, list[dict[str, Any]]]) -> None:
+    for each in told["reward"]:
+        assert each == {"drawn": ["score.weight"], "differ": [], "kind": True}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_no_process_reads_more_than_its_rows(told: dict[str, list[dict[str, Any]]], case: str) -> None:
     """Placeholders are a number each; together the processes have every row once."""

@@ -189,7 +189,7 @@ def fit(
     """Trains as planned; nothing is done where that has been done. Returns the folder of the model.
 
     Args:
-        build: loads what is trained, once there is something to do; on the CPU where FSDP will divide it.
+        build: loads what is trained, once there is something to do; where FSDP will divide it, this process's rows.
         extra_files: texts of further files in the model's folder, by name.
 
     Raises:

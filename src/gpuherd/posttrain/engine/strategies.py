@@ -336,7 +336,33 @@ def set_optimizer_state(trainee: Trainee, state: Mapping[str, Any], numbers: Map
         trainee.optimizer.state[trainee.weights[name]] = each
 
 
-def on_disk(tensor: Tensor, folder: Path) -> Tensor:
+def whole_state(
+    module: Any, wanted: Callable[[str], bool] | None, spill: Path | None, *, keep: bool
+) -> dict[str, Tensor]:
+    """See ``Trainee.full_state``; where not ``keep`` this process takes part, and nothing is returned."""
+    state: dict[str, Tensor] = {}
+    done: dict[int, Tensor | None] = {}  # weights that are tied are one
+    problem: OSError | None = None
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if wanted is not None and not wanted(name):
+            continue
+        if id(tensor) not in done:
+            done[id(tensor)] = None
+            sharded = hasattr(tensor, "full_tensor")
+            whole = (tensor.full_tensor() if sharded else tensor).detach()
+            if keep and problem is None:
+                try:
+                    done[id(tensor)] = _on_disk(whole, spill) if sharded and spill else whole.cpu()
+                except OSError as trouble:
+                    problem = trouble
+        if (kept := done[id(tensor)]) is not None:
+            state[name] = kept
+    if problem is not None:
+        raise problem
+    return state
+
+
+def _on_disk(tensor: Tensor, folder: Path) -> Tensor:
     """A copy of the tensor in a file of this folder that has no name and ends with it. Raises OSError."""
     import torch
 

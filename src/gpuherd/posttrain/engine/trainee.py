@@ -315,26 +315,7 @@ class Trainee:
         """
         if self.steps.shards:
             strategies.reshard(self.plain)
-        state: dict[str, Tensor] = {}
-        done: dict[int, Tensor | None] = {}  # weights that are tied are one
-        problem: OSError | None = None
-        for name, tensor in self.plain.state_dict(keep_vars=True).items():
-            if wanted is not None and not wanted(name):
-                continue
-            if id(tensor) not in done:
-                done[id(tensor)] = None
-                sharded = hasattr(tensor, "full_tensor")
-                whole = (tensor.full_tensor() if sharded else tensor).detach()
-                if self.world.is_main and problem is None:
-                    try:
-                        done[id(tensor)] = strategies.on_disk(whole, spill) if sharded and spill else whole.cpu()
-                    except OSError as trouble:
-                        problem = trouble
-            if (kept := done[id(tensor)]) is not None:
-                state[name] = kept
-        if problem is not None:
-            raise problem
-        return state
+        return strategies.whole_state(self.plain, wanted, spill, keep=self.world.is_main)
 
     # --- going on exactly ---------------------------------------------------------------------------------------------
 
