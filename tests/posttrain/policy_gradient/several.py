@@ -13,8 +13,8 @@ import torch
 from tests.posttrain.algos.training_work import work
 
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.engine.dist_env import leave
 from gpuherd.posttrain.engine.options import StepOptions, Stopped
-from gpuherd.posttrain.engine.world import leave
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 
 

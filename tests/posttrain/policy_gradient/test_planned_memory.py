@@ -23,7 +23,7 @@ from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import read_with_precision
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.engine.trainee import Trainee
+from gpuherd.posttrain.engine.train_engine import TrainEngine
 from gpuherd.posttrain.learning import options
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.memory import job_of
@@ -81,7 +81,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         counted(RolloutTrainer, "rollouts", "generating")
         counted(RolloutTrainer, "score", "weighing")
         counted(RolloutTrainer, "ref_logprobs", "weighing")
-        counted(Trainee, "step", "learning")
+        counted(TrainEngine, "step", "learning")
         yield peaks
 
 

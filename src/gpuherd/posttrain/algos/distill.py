@@ -31,7 +31,7 @@ from gpuherd.posttrain.types import Collecting, Policy, Problem, Rollout, Row, T
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.trainee import Loss
+    from gpuherd.posttrain.engine.train_engine import Loss
     from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
@@ -164,12 +164,12 @@ class Distillation:
     beta: float
 
     def loss(self, rollouts: Sequence[Rollout]) -> Loss:
-        """The sum over these rollouts that ``Trainee.step`` divides by the sum of ``weight``; its figure ``jsd`` is the
-        mean over tokens, in nats."""
+        """The sum over these rollouts that ``TrainEngine.step`` divides by the sum of ``weight``; its figure ``jsd`` is
+        the mean over tokens, in nats."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        from gpuherd.posttrain.engine.trainee import Loss
+        from gpuherd.posttrain.engine.train_engine import Loss
 
         batch = batch_of(rollouts, self.device)
         with torch.no_grad():

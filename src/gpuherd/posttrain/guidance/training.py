@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpuherd.lm.guidance.classifier import Classifier
     from gpuherd.posttrain.engine.checkpoints import Checkpoints
     from gpuherd.posttrain.engine.curves import Curves
-    from gpuherd.posttrain.engine.trainee import Trainee
+    from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def train_guide(data: Data, work: Training, options: ValueOptions) -> Policy:
     It starts from the value model with a head of 0, or, with ``warm_start``, from the classifier of the round before.
     Raises UsageError where no value model is named or its tokenizer is another than the reference's, where the
     classifier can't read the examples, or where the folder is that of another training; Stopped at the caller's
-    request; and what Trainee and Checkpoints raise.
+    request; and what TrainEngine and Checkpoints raise.
     """
     _fit(data, work, options)
     return guided_policy(work, options)
@@ -175,14 +175,14 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
         return
     from gpuherd.posttrain.engine.checkpoints import Checkpoints
     from gpuherd.posttrain.engine.curves import Curves
-    from gpuherd.posttrain.engine.trainee import Trainee
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
+    from gpuherd.posttrain.engine.train_engine import TrainEngine
 
-    with World.from_environment(work.device) as world:
+    with DistEnv.from_environment(work.device) as world:
         _seed(work.seed, world.rank)
         classifier = _begin(data, work, options, world.device)
         _refuse_unreadable(data, classifier, options)
-        trainee = Trainee(
+        trainee = TrainEngine(
             classifier.module,
             options.optimiser,
             work.steps or StepOptions(),
@@ -206,7 +206,7 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
         _save(plan, classifier, trainee)
 
 
-def _train(plan: TrainPlan, trainee: Trainee, checkpoints: Checkpoints, curves: Curves, watched: Watching) -> None:
+def _train(plan: TrainPlan, trainee: TrainEngine, checkpoints: Checkpoints, curves: Curves, watched: Watching) -> None:
     options, amp_dtype, last = plan.options, plan.work.precision.amp_dtype, len(plan.batches)
     objective = _objective(plan.data, trainee.world.device)
     mine = [list(trainee.world.share(batch)) for batch in plan.batches[trainee.steps_done :]]
@@ -238,7 +238,7 @@ def _objective(data: Data, device: str) -> Objective:
     return Objective(data.loss, atoms, device)
 
 
-def _save(plan: TrainPlan, classifier: Classifier, trainee: Trainee) -> None:
+def _save(plan: TrainPlan, classifier: Classifier, trainee: TrainEngine) -> None:
     """Writes the classifier: the main process does, when all have given their part of the weights."""
     state = trainee.full_state()
     if trainee.world.is_main:

@@ -25,7 +25,7 @@ from gpuherd.posttrain.types import Collecting, Comparison, Policy, Problem, Rol
 from gpuherd.runs.files import write_file
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
     from gpuherd.posttrain.envs.interface import Environments
     from gpuherd.posttrain.rollout.sampler import Sampler
 
@@ -126,7 +126,7 @@ class Evaluation:
     All processes evaluate their share; all know the means. Nothing is evaluated where ``eval_every`` is 0.
     """
 
-    def __init__(self, config: TrainConfig, world: World, device: str):
+    def __init__(self, config: TrainConfig, world: DistEnv, device: str):
         """Raises UsageError, naming the block, and what reading problems raises."""
         self._world = world
         self._envs: list[tuple[str, Environments, list[Problem], Any]] = []
@@ -225,7 +225,7 @@ def _file(config: TrainConfig) -> str:
 
 
 def answered(
-    config: TrainConfig, environments: Environments, folder: TrainDirectory, world: World, device: str
+    config: TrainConfig, environments: Environments, folder: TrainDirectory, world: DistEnv, device: str
 ) -> list[Row]:
     """What the policy, as it comes, does in the environment: sampled once and kept in ``rows.jsonl``; every process
     samples its share. For dpo the best and the worst of each problem.
@@ -241,7 +241,7 @@ def answered(
     return list(kept) if config.training.algorithm == "sft" else compared(kept)
 
 
-def _rolled(config: TrainConfig, environments: Environments, world: World, device: str) -> list[Rollout]:
+def _rolled(config: TrainConfig, environments: Environments, world: DistEnv, device: str) -> list[Rollout]:
     from gpuherd.posttrain.rollout.sampler import Sampler
 
     seed = config.training.seed

@@ -22,7 +22,7 @@ from gpuherd.options import option
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.checkpoints import seed_all
 from gpuherd.posttrain.engine.curves import amend, memory_summary, of_world, read_curves
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.learning import data, options
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.config_file import read_config
@@ -79,7 +79,7 @@ def work(told: JobOptions, _words: Sequence[str]) -> None:
     asked = StopRequest()
     device = told.device if told.device is not None or config is None or config.device == "auto" else config.device
     with ExitStack() as stack:
-        world = stack.enter_context(World.from_environment(device))
+        world = stack.enter_context(DistEnv.from_environment(device))
         begun = world.broadcast(_begun(config, told, stack, asked) if world.is_main else None)
         if isinstance(begun, GpuherdError):
             if not world.is_main:  # said once is enough
@@ -137,7 +137,7 @@ def _quieter() -> None:
     logging.getLogger("gpuherd.posttrain.engine").setLevel(logging.WARNING)
 
 
-def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: StopRequest) -> None:
+def _train(config: TrainConfig, folder: TrainDirectory, world: DistEnv, asked: StopRequest) -> None:
     from transformers.utils import logging as of_transformers
 
     of_transformers.disable_progress_bar()
@@ -153,7 +153,9 @@ def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Sto
         print(f"Trained: {summary['steps']} steps in {summary['seconds']:.0f} s; {printable(str(folder.model))}")
 
 
-def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: Callable[[], bool]) -> Mapping[str, Any]:
+def train(
+    config: TrainConfig, folder: TrainDirectory, world: DistEnv, stopping: Callable[[], bool]
+) -> Mapping[str, Any]:
     """Trains to the end, or from a checkpoint on. Returns the summary that done.json holds; all processes call it.
 
     Args:
@@ -188,7 +190,7 @@ def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: C
 def _work(
     config: TrainConfig,
     folder: TrainDirectory,
-    world: World,
+    world: DistEnv,
     device: str,
     environments: Environments | None,
     evaluation: Evaluation,
@@ -236,7 +238,7 @@ def _work(
 def _rows(
     config: TrainConfig,
     folder: TrainDirectory,
-    world: World,
+    world: DistEnv,
     device: str,
     environments: Environments | None,
     algorithm: Any,
@@ -264,7 +266,7 @@ def _hooks(config: TrainConfig, stopping: Callable[[], bool]) -> Hooks:
 
 
 def _evaluated(
-    config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, evaluation: Evaluation
+    config: TrainConfig, folder: TrainDirectory, world: DistEnv, policy: Policy, evaluation: Evaluation
 ) -> None:
     """Evaluates the trained policy at the end: what learns from rows has no sampler while it trains."""
     from gpuherd.posttrain.rollout.sampler import Sampler
@@ -277,7 +279,7 @@ def _evaluated(
 
 
 def finish(
-    config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, seconds: float
+    config: TrainConfig, folder: TrainDirectory, world: DistEnv, policy: Policy, seconds: float
 ) -> Mapping[str, Any]:
     """Writes the summary; done.json last, and when it is there checkpoints go. Raises CannotWrite."""
     memory = memory_summary(of_world(world))
