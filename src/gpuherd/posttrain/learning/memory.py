@@ -70,7 +70,7 @@ def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, leng
         if alone > memory:
             memory, said = alone, f"{load.batch} answers at once of {architecture.model}, beside {said}"
     host = host_words(architecture, job, steps_of(config, world_size), here, world_size)
-    return StepRequest(here, memory, f"{said}: {gib(memory * MIB)} on each GPU{host}")
+    return StepRequest(here, memory, f"{said}{host}: {gib(memory * MIB)} on each GPU")
 
 
 def foretell(config: TrainConfig, here: int, world_size: int, lengths: Lengths = UNKNOWN) -> None:

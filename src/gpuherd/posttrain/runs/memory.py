@@ -207,7 +207,7 @@ class Memory:
         each = "" if choice.gpus == 1 else " on each"
         gpus = choice.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
         host = host_words(architecture, job, self._settings.steps_of(choice, choice.gpus), choice.gpus, choice.gpus)
-        return StepRequest(gpus, memory, f"{told}: {gib(memory * MIB)}{each}{host}")
+        return StepRequest(gpus, memory, f"{told}{host}: {gib(memory * MIB)}{each}")
 
     def _frozen(self, model: str, job: TrainingJob) -> int:
         """What a frozen model takes that reads the answers of a micro-batch, in MB: with its logits of all their tokens
@@ -354,7 +354,7 @@ def host_memory(architecture: Architecture, job: TrainingJob, steps: StepOptions
 
 
 def host_words(architecture: Architecture, job: TrainingJob, steps: StepOptions, here: int, processes: int) -> str:
-    """The end of a sentence on a training, of which so many processes run on this machine: what ``host_memory`` is for
+    """Words for a sentence on a training of which so many processes run on this machine: what ``host_memory`` is for
     them; empty where FSDP divides nothing. Raises JobCannotFit where the machine has less memory."""
     if not steps.shards:
         return ""
@@ -366,7 +366,7 @@ def host_words(architecture: Architecture, job: TrainingJob, steps: StepOptions,
             f"{here} processes take {gib(need)} of the computer's memory (fsdp_cpu_offload), which has {gib(there)}; "
             "take more machines, a smaller model, or an adapter (lora)"
         )
-    return f", and {gib(need)} of the computer's memory"
+    return f", with {gib(need)} of the computer's memory"
 
 
 def training_job(
