@@ -242,7 +242,7 @@ def need_of(
         alone = resources_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb
         if alone > memory:
             memory, said = alone, f"{load.batch} answers at once of {architecture.model}, beside {said}"
-    return StepRequest(task.gpus, memory, f"{said}: {gib(memory * MIB)} on each GPU{need.host}")
+    return StepRequest(task.gpus, memory, f"{said}: {gib(memory * MIB)} on each GPU")
 
 
 def _answers_apart(settings: TrainSettings) -> list[str]:

@@ -191,7 +191,7 @@ class Memory:
         found = task.memory(lambda: self._scoring(step.dataset), sampler)
         gpus = found.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
         each = "" if found.gpus == 1 else " on each"
-        return StepRequest(gpus, found.memory_mb, f"{found.said}: {gib(found.memory_mb * MIB)}{each}{found.host}")
+        return StepRequest(gpus, found.memory_mb, f"{found.said}: {gib(found.memory_mb * MIB)}{each}")
 
     def _by_vllm(self, model: str, dataset: str) -> int:
         """What vLLM takes in a process of its own beside the training, in MB: what ``rollout.vllm`` has it take."""
@@ -216,13 +216,11 @@ class TrainingNeed:
         gpus: of this machine; more than there are processes where a frozen model has a GPU of its own.
         memory_mb: on each of them.
         said: of what, for people.
-        host: what it takes of the computer's memory, as the end of a sentence; empty where that is nothing of note.
     """
 
     gpus: int
     memory_mb: int
     said: str
-    host: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +314,8 @@ class TrainingTask:
             gpus *= 2
             _roomiest(self.cards, gpus, self.name)
             told += f", {' and '.join(algorithm.frozen_models)} on {'another' if gpus == 2 else 'others'}"
-        return TrainingNeed(gpus, memory, told, host_words(architecture, job, self.steps, self.gpus, choice.gpus))
+        told += host_words(architecture, job, self.steps, self.gpus, choice.gpus)
+        return TrainingNeed(gpus, memory, told)
 
     def job(self, precision: Precision, frozen: Precision, *, chunked: bool) -> TrainingJob:
         """The training in the planner's words.
@@ -519,7 +518,7 @@ def host_memory(architecture: Architecture, job: TrainingJob, steps: StepOptions
 
 
 def host_words(architecture: Architecture, job: TrainingJob, steps: StepOptions, here: int, processes: int) -> str:
-    """The end of a sentence on a training, of which so many processes run on this machine: what ``host_memory`` is for
+    """Words for a sentence on a training of which so many processes run on this machine: what ``host_memory`` is for
     them; empty where FSDP divides nothing. Raises JobCannotFit where the machine has less memory."""
     if not steps.shards:
         return ""
@@ -531,7 +530,7 @@ def host_words(architecture: Architecture, job: TrainingJob, steps: StepOptions,
             f"{here} processes take {gib(need)} of the computer's memory (fsdp_cpu_offload), which has {gib(there)}; "
             "take more machines, a smaller model, or an adapter (lora)"
         )
-    return f", and {gib(need)} of the computer's memory"
+    return f", with {gib(need)} of the computer's memory"
 
 
 def _reference(options: Any) -> bool | None:
