@@ -10,8 +10,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +191,7 @@ class ESDExperiment(Stage[ExperimentOutcome]):
     # --- the steps of a stage -----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        def tracked(rows: Sequence[ModelRow], title: str) -> Iterable[ModelRow]:
-            return track(self.console, rows, title)
-
-        self.plan = make_plan(self.config, tracked)
+        self.plan = make_plan(self.config, partial(track, self.console))
         self._jobs = [
             make_job(self.config, planned, self._build_esd_command(planned.row), self.directory)
             for planned in self.plan.models

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -47,8 +47,7 @@ NEUTRAL = ("--device-map=", "--no-parallel-gpu", "--save-eigs", "--output-dir=")
 OUR_WORKER = "gpuherd.esd.worker"
 HEARTBEAT_S = 1800.0
 
-T = TypeVar("T")
-Track = Callable[[Sequence[T], str], Iterable[T]]
+Track = Callable[[Sequence[ModelRow], str], Iterable[ModelRow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class AnalysisPlan:
     refused: tuple[RefusedRow, ...]
 
 
-def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> AnalysisPlan:
+def make_plan(config: ExperimentConfig, track: Track) -> AnalysisPlan:
     """Reads the list and looks at every model.
 
     Args:

@@ -464,7 +464,16 @@ async function drawWaiting() {
   while (waiting.length) await waiting.shift()();
 }
 
+// The colours follow the scheme: page.css has both of each. The button is called after the other scheme.
+function setDark(dark) {
+  document.documentElement.style.colorScheme = dark ? "dark" : "light";
+  Object.assign(document.getElementById("theme"), { textContent: dark ? "Light" : "Dark", onclick: () => setDark(!dark) });
+}
+
 async function start() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", () => setDark(dark.matches));
+  setDark(dark.matches);
   const main = document.getElementById("main");
   if (!Map.groupBy || !CSS.supports("color", "light-dark(red, red)")) {
     main.textContent = "This browser is too old for this page: it needs one of 2024 or later.";
