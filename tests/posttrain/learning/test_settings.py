@@ -68,7 +68,8 @@ def test_every_option_of_an_algorithm_is_a_key_or_said_not_to_be(algorithm: str)
     kind: type[Algorithm] = algorithm_class(NAMES[algorithm])
     stand_for = {each.to.removeprefix("options.") for each in block_keys(kind) if each.to}
     left = {each.name for each in fields(kind.Options)} - stand_for
-    assert left <= ELSEWHERE | ({"samples_per_example"} if algorithm == "sft" else set())
+    refused = {"sft": {"samples_per_example"}, "distill": {"teacher_device"}}
+    assert left <= ELSEWHERE | refused.get(algorithm, set())
     told = {"training": {"algorithm": algorithm, "max_grad_norm": None}, **NEEDED.get(algorithm, {})}
     assert options_of(config(**told), 500).grad_clip is None
 
@@ -343,3 +344,11 @@ def test_a_cluster_says_where_its_machines_are(tmp_path: Path) -> None:
 def test_machines_started_by_hand_are_none_of_a_cluster(where: Where, flag: str) -> None:
     with pytest.raises(UsageError, match=f"{flag} is for machines that you start yourself; --engine slurm chooses"):
         placed(distributed(), where, "slurm")
+
+
+def test_a_teacher_has_no_gpu_of_its_own_here() -> None:
+    block = {"teacher": "gpt2-medium", "teacher_device": "own"}
+    with pytest.raises(
+        UsageError, match=r"distill\.teacher_device.*gpuherd posttrain gives a teacher a GPU of its own"
+    ):
+        config(training={"algorithm": "distill"}, policy_env={"dataset": "arithmetic"}, distill=block)
