@@ -126,7 +126,6 @@ BLOCKS: Mapping[str, tuple[Key, ...]] = {
         Key("lora_alpha", "lora.alpha", right=_ABOVE_0),
         Key("lora_dropout", "lora.dropout", right=_BELOW_1),
         Key("lora_target_modules", "lora.target_modules"),
-        Key("lora_quantization", "lora.quantization"),
         Key("max_new_tokens", "sampling.max_new_tokens", right=_FROM_1),
         Key("temperature", "sampling.temperature", right=_ABOVE_0),
         Key("top_p", "sampling.top_p", kind=float | None, default=None, right=_LAW),

@@ -273,8 +273,6 @@ def _model(keys: Mapping[str, Any]) -> Iterator[str]:
         yield "model.tokenizer_name_or_path: a model is trained with its own tokenizer; save it into the model's folder"
     if told["load_in_8bit"] and told["load_in_4bit"]:
         yield "model.load_in_8bit and model.load_in_4bit are both true; choose one"
-    if quantised and told["lora_quantization"]:
-        yield "model.lora_quantization, and load_in_8bit or load_in_4bit: both quantise what lies under it; choose one"
     if quantised and not told["use_lora"]:
         yield "model.load_in_8bit and load_in_4bit: quantised weights are trained under an adapter; set model.use_lora"
     if quantised and keys["distributed.strategy"] == "fsdp":

@@ -306,7 +306,9 @@ def _algorithm(kind: type[Algorithm], given: Given) -> AlgorithmConfig:
     told, block, known = given.keys, block_of(kind), {each.name for each in fields(kind.Options)}
     options = {**given.options, "betas": (told["training.adam_beta1"], told["training.adam_beta2"])}
     if told["model.use_lora"]:
-        options["lora"] = Lora(**{each.name: told[f"model.lora_{each.name}"] for each in fields(Lora)})
+        options["lora"] = Lora(
+            **{name: told[f"model.lora_{name}"] for name in ("r", "alpha", "dropout", "target_modules")}
+        )
     if told.get(f"{block}.normalize_rewards") is False:
         options["reward_normalization"] = "none"
     if "source" in known:
