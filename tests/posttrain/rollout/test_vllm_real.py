@@ -22,7 +22,7 @@ from gpuherd.posttrain.rollout.mismatch import Correction, importance_weights, m
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # PEFT asks for it
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not PYTHON.exists(), reason=f"no vLLM: make vllm, or GPUHERD_VLLM_PYTHON ({PYTHON})"),
 ]
 
