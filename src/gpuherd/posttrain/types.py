@@ -343,7 +343,7 @@ class Collecting:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A policy to be trained by one job, in one process or several (``posttrain.engine.world``).
+    """A policy to be trained by one job, in one process or several (``posttrain.engine.dist_env``).
 
     Attributes:
         task: for algorithms that sample while they train; None where only rows are learnt from.

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.distill import Distill, Distillation, DistillOptions, generalised_jsd, teacher_device
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Stopped
-from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks, LossType
 from gpuherd.posttrain.types import Collecting, Policy, Precision, Rollout, Split
 
@@ -198,12 +198,12 @@ def test_a_teacher_elsewhere_teaches_the_same_to_the_bit(policy_model: Path, tea
 def test_the_teachers_gpu_is_behind_those_of_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert teacher_device(World.single("cpu")) == "cpu"
-    assert teacher_device(World.single("cuda:0")) == "cuda:1"
-    assert [teacher_device(World(rank, 2, rank, f"cuda:{rank}", "nccl")) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
+    assert teacher_device(DistEnv.single("cpu")) == "cpu"
+    assert teacher_device(DistEnv.single("cuda:0")) == "cuda:1"
+    assert [teacher_device(DistEnv(rank, 2, rank, f"cuda:{rank}", "nccl")) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UsageError, match=r"teacher_device=own: .* are 2, and torch sees 1; show it more"):
-        teacher_device(World.single("cuda:0"))
+        teacher_device(DistEnv.single("cuda:0"))
 
 
 def options(teacher: Path, **change: Any) -> DistillOptions:

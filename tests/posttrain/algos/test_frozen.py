@@ -15,8 +15,8 @@ from tests.posttrain.preference.vowels import comparisons
 
 from gpuherd.posttrain.algos import dpo, from_rows, grpo, grpo_hf
 from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
-from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient import policy as training_policy
 from gpuherd.posttrain.rollout import loading as sampling_loading
 from gpuherd.posttrain.rollout.sampler import Sampler
@@ -95,7 +95,7 @@ def test_fsdp_divides_what_is_frozen_as_its_checkpoint_is(
     """FSDP wants one type of the weights that are trained alone; it computes in bfloat16, so the numbers are the same
     to the bit."""
     lora = Lora(target_modules=("q_proj",))
-    steps, world = StepOptions(strategy=Strategy.FSDP), World(0, 1, 0, "cpu", "gloo")
+    steps, world = StepOptions(strategy=Strategy.FSDP), DistEnv(0, 1, 0, "cpu", "gloo")
 
     def found(wanted: torch.dtype) -> list[torch.Tensor]:
         torch.manual_seed(3)

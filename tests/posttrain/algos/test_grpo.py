@@ -16,7 +16,7 @@ from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.checkpoints import Checkpoints
 from gpuherd.posttrain.engine.options import Lora, Scheduler, Stopped
-from gpuherd.posttrain.engine.trainee import NotFinite
+from gpuherd.posttrain.engine.train_engine import NotFinite
 from gpuherd.posttrain.policy_gradient.advantages import Normalization
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler

@@ -13,8 +13,8 @@ import torch
 from tests.posttrain.preference.vowels import comparisons, training
 
 from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.engine.dist_env import leave
 from gpuherd.posttrain.engine.options import StepOptions, Stopped, Strategy
-from gpuherd.posttrain.engine.world import leave
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 
 # Shares of a step are uneven, and one process has passes that don't count.

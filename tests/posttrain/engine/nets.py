@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from gpuherd.posttrain.engine import strategies
 from gpuherd.posttrain.engine.checkpoints import capture_random
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.engine.trainee import Trainee
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 WIDTH = 6
 
@@ -100,23 +100,23 @@ def weight(batch: Sequence[Item]) -> float:
 
 def trainee(
     module: nn.Module | None = None,
-    world: World | None = None,
+    world: DistEnv | None = None,
     optimiser: OptimiserOptions | None = None,
     steps: StepOptions | None = None,
     **more: Any,
-) -> Trainee:
+) -> TrainEngine:
     """A trainee of a net."""
-    return Trainee(
+    return TrainEngine(
         net() if module is None else module,
         OptimiserOptions(0.05) if optimiser is None else optimiser,
         StepOptions() if steps is None else steps,
-        World.single() if world is None else world,
+        DistEnv.single() if world is None else world,
         total_steps=10,
         **more,
     )
 
 
-def trained(one: Trainee, steps: Sequence[int], batch: int = 8) -> list[float]:
+def trained(one: TrainEngine, steps: Sequence[int], batch: int = 8) -> list[float]:
     """The losses of these steps, a batch of items of its own each."""
     losses = []
     for step in steps:
@@ -127,7 +127,7 @@ def trained(one: Trainee, steps: Sequence[int], batch: int = 8) -> list[float]:
     return losses
 
 
-def held(one: Trainee) -> dict[str, list[Any]]:
+def held(one: TrainEngine) -> dict[str, list[Any]]:
     """Weights, the optimiser's states and buffers, whole; all processes call it together."""
     state = strategies.state_of(one)
     return {
@@ -135,7 +135,7 @@ def held(one: Trainee) -> dict[str, list[Any]]:
     }
 
 
-def write_former(folder: Path, one: Trainee, step: int, pieces: int = 2) -> Path:
+def write_former(folder: Path, one: TrainEngine, step: int, pieces: int = 2) -> Path:
     """A checkpoint of format 1 as the version before wrote it by FSDP in so many processes: the rows of each tensor in
     ``part-N.safetensors``, where they belong in ``part-N.json``."""
     path = folder / f"step-{step:08d}"

@@ -20,9 +20,9 @@ from tests.posttrain.engine.nets import held, items, loss_of, net, trained, trai
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.checkpoints import Checkpoints
 from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.dist_env import DistEnv, leave
 from gpuherd.posttrain.engine.options import OptimiserOptions, Sharding, StepOptions, Strategy
-from gpuherd.posttrain.engine.trainee import Trainee
-from gpuherd.posttrain.engine.world import World, leave
+from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 ADAMW = OptimiserOptions(0.05, weight_decay=0.1, max_grad_norm=0.5)
 BATCH = 7  # an odd number: shares are uneven
@@ -35,12 +35,12 @@ STRATEGIES = {
 }
 
 
-def made(world: World, steps: StepOptions, seed: int = 0, **more: Any) -> Trainee:
+def made(world: DistEnv, steps: StepOptions, seed: int = 0, **more: Any) -> TrainEngine:
     """A trainee of the net of this seed."""
     return trainee(net(seed), world=world, optimiser=ADAMW, steps=steps, **more)
 
 
-def by(world: World, steps: StepOptions, folder: Path) -> dict[str, Any]:
+def by(world: DistEnv, steps: StepOptions, folder: Path) -> dict[str, Any]:
     """Six steps with a checkpoint after the third; the last three again from there; and what else there is to ask."""
     one = made(world, steps)
     losses = trained(one, range(3), BATCH)
@@ -70,7 +70,7 @@ def by(world: World, steps: StepOptions, folder: Path) -> dict[str, Any]:
     }
 
 
-def resumed(world: World, steps: StepOptions, folder: Path) -> list[str]:
+def resumed(world: DistEnv, steps: StepOptions, folder: Path) -> list[str]:
     """The weights in which a training that went on from its third step differs from one that was never stopped.
 
     Of many layers and several passes a step: a sum of few numbers is the same in any order.
@@ -87,12 +87,12 @@ def resumed(world: World, steps: StepOptions, folder: Path) -> list[str]:
     return [name for name, weight in one.full_state().items() if name != "count" and not weight.equal(left[name])]
 
 
-def mixed(world: World, steps: StepOptions) -> list[float]:
+def mixed(world: DistEnv, steps: StepOptions) -> list[float]:
     """Steps under autocast."""
     return trained(made(world, steps, amp_dtype="bfloat16"), range(6), BATCH)
 
 
-def half(world: World, steps: StepOptions) -> dict[str, Any]:
+def half(world: DistEnv, steps: StepOptions) -> dict[str, Any]:
     """Steps in float16, of which one overflows, in the last process alone."""
     one = made(world, steps, amp_dtype="float16")
     losses = trained(one, range(3), BATCH)
@@ -110,9 +110,9 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     told: dict[str, Any] = {"meetings": []}
     for number in range(20):  # groups one after the other, in the same processes
-        with World.from_environment("cpu") as world:
+        with DistEnv.from_environment("cpu") as world:
             told["meetings"].append(world.gather([number, world.rank]))
-    with World.from_environment("cpu") as world:
+    with DistEnv.from_environment("cpu") as world:
         for name, steps in STRATEGIES.items():
             told[name] = by(world, steps, folder / name.replace(" ", "-"))
         told["mixed"] = {name: mixed(world, STRATEGIES[name]) for name in ("ddp", "full_shard")}
@@ -139,13 +139,13 @@ def main(folder: Path) -> None:
 def main_resumed(folder: Path) -> None:
     """By each strategy, what differs."""
     torch.set_num_threads(1)
-    with World.from_environment("cpu") as world:
+    with DistEnv.from_environment("cpu") as world:
         differ = {name: resumed(world, steps, folder / name) for name, steps in STRATEGIES.items()}
         if world.is_main:
             (folder / "told.json").write_text(json.dumps(differ))
 
 
-def _refused(world: World, folder: Path) -> list[str]:
+def _refused(world: DistEnv, folder: Path) -> list[str]:
     """What each process says of a checkpoint that the last one can't load, and of a strategy that can't be."""
     found = []
     try:

@@ -23,8 +23,8 @@ from gpuherd.posttrain.algos.qsharp import QSharp
 from gpuherd.posttrain.algos.sft import SFT
 from gpuherd.posttrain.engine.callbacks import Callbacks, check_callbacks
 from gpuherd.posttrain.engine.curves import read_curves
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Stopped
-from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.runs import console
 
@@ -184,14 +184,14 @@ def test_its_folder_is_searched_behind_the_libraries(tmp_path: Path, monkeypatch
     (folder / "this.py").write_text("raise RuntimeError('no library')\n")
     (folder / "own.py").write_text("import neighbour\nclass Watch:\n    def on_end(self, event): ...\n")
     check_callbacks([f"{folder}/own.py:Watch"])
-    Callbacks((f"{folder}/own.py:Watch",), World.single(), tmp_path, 1)
+    Callbacks((f"{folder}/own.py:Watch",), DistEnv.single(), tmp_path, 1)
     found = importlib.util.find_spec("this")
     assert found is not None and found.origin is not None and str(folder) not in found.origin
 
 
 def test_only_the_first_process_has_them(tmp_path: Path, file: Path) -> None:
     for rank, wanted in ((0, 1), (1, 0)):
-        callbacks = Callbacks((f"{file}:Watch",), World(rank, 2, rank, "cpu", "gloo"), tmp_path, 3)
+        callbacks = Callbacks((f"{file}:Watch",), DistEnv(rank, 2, rank, "cpu", "gloo"), tmp_path, 3)
         callbacks.step(1, {"loss": 0.5, "kl": None})
         assert len(told(file)) == 1
         assert len(callbacks._instances) == wanted
@@ -218,4 +218,4 @@ def test_what_can_not_be_called_is_refused_by_a_process_of_its_own(tmp_path: Pat
             check_callbacks([f"{file}:Watch", name])
     assert not {"mine", "broken", "ends"} & (set(sys.modules) - before)
     with pytest.raises(UsageError, match="Unmade can't be made: RuntimeError: no server"):
-        Callbacks((f"{file}:Unmade",), World.single(), tmp_path, 3)
+        Callbacks((f"{file}:Unmade",), DistEnv.single(), tmp_path, 3)

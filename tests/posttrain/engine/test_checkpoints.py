@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.posttrain.engine import checkpoints
 from gpuherd.posttrain.engine.checkpoints import Checkpoints, DamagedCheckpoint
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import OptimiserOptions
-from gpuherd.posttrain.engine.world import World
 
-WORLD = World.single()
+WORLD = DistEnv.single()
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 
@@ -197,7 +197,7 @@ def test_another_number_of_processes_draws_by_the_checkpoint_and_the_rank(tmp_pa
     drawn = []
     for rank in (0, 0, 1):
         torch.manual_seed(99)
-        Checkpoints(tmp_path, World(rank, 3, rank, "cpu", "gloo")).load(restored, trainee())
+        Checkpoints(tmp_path, DistEnv(rank, 3, rank, "cpu", "gloo")).load(restored, trainee())
         drawn.append((torch.rand(()).item(), random.random(), numpy.random.random()))
     assert drawn[0] == drawn[1] and not set(drawn[0]) & set(drawn[2])
 

@@ -16,9 +16,9 @@ import pytest
 
 from gpuherd.errors import CannotWrite, MissingExtra, UsageError
 from gpuherd.posttrain.engine.curves import Curves, read_curves
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 
-WORLD = World.single()
+WORLD = DistEnv.single()
 
 
 def test_lines_are_read_back(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_only_the_main_process_writes(tmp_path: Path) -> None:
-    with Curves(tmp_path / "new", World(1, 2, 1, "cpu", "gloo")) as curves:
+    with Curves(tmp_path / "new", DistEnv(1, 2, 1, "cpu", "gloo")) as curves:
         curves.log(1, {"loss": 1.0})
     assert not (tmp_path / "new").exists()
 
@@ -148,9 +148,9 @@ def test_trackio_has_one_run_of_a_training_that_goes_on(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from gpuherd.posttrain.engine.curves import Curves
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 begun = int(sys.argv[2])
-with Curves(Path(sys.argv[1]), World.single(), ("trackio",), step=begun, name="mine", project="sums") as curves:
+with Curves(Path(sys.argv[1]), DistEnv.single(), ("trackio",), step=begun, name="mine", project="sums") as curves:
     for step in range(begun + 1, begun + 3):
         curves.log(step, {"loss": 1.0 / step})
 """

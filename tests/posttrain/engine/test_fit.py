@@ -15,10 +15,10 @@ from torch import nn
 
 from gpuherd.atomic import aside, atomic_folder, settle
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.fit import TrainPlan, digest, order, save_every_for, save_model, steps_for
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Watching
-from gpuherd.posttrain.engine.trainee import Trainee
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 small = st.integers(1, 40)
 
@@ -95,7 +95,7 @@ def test_a_model_is_read_back(tmp_path: Path, policy_model: Path, part: str) -> 
 
     model = loaded(policy_model)
     module = Valued(model) if part else model
-    trainee = Trainee(module, OptimiserOptions(0.1), StepOptions(), World.single(), total_steps=1)
+    trainee = TrainEngine(module, OptimiserOptions(0.1), StepOptions(), DistEnv.single(), total_steps=1)
     with torch.no_grad():
         model.lm_head.weight += 1
     save_model(trainee, tmp_path / "out" / "model", AutoTokenizer.from_pretrained(policy_model), part=part)

@@ -23,7 +23,7 @@ from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.fit import RECORD
 from gpuherd.posttrain.engine.options import Optimizer, StepOptions, Stopped
-from gpuherd.posttrain.engine.trainee import NotFinite
+from gpuherd.posttrain.engine.train_engine import NotFinite
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Precision
 
@@ -168,11 +168,11 @@ from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.algos.sft import SFT
 from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
 from gpuherd.posttrain.engine.options import Lora, StepOptions
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 model, folder, strategy = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 steps = StepOptions(micro_batch_size=3, strategy=strategy)
 words = {"batch_size": 4, "epochs": 3, "lr": 1e-2}
-with World.from_environment("cpu"):
+with DistEnv.from_environment("cpu"):
     DPO(DPO.Options(**words, rpo_weight=1.0)).train(training(model, comparisons(), folder / "rpo", steps=steps))
     for mode in ("behavioral_cloning", "combined"):
         SFT(SFT.Options(**words, mode=mode)).train(training(model, episodes(), folder / mode, steps=steps))

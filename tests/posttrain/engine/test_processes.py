@@ -16,8 +16,8 @@ from tests.posttrain.engine.nets import held, trained, write_former
 
 from gpuherd.posttrain.engine.checkpoints import Checkpoints
 from gpuherd.posttrain.engine.curves import read_curves
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import StepOptions
-from gpuherd.posttrain.engine.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SHARING = list(processes.STRATEGIES)
@@ -28,8 +28,8 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     """The same in one process: its folder and what it told."""
     folder = tmp_path_factory.mktemp("processes")
     with torch.random.fork_rng(devices=[]):
-        found = processes.by(World.single(), StepOptions(2), folder / "single")
-    third = processes.made(World.single(), StepOptions(2))
+        found = processes.by(DistEnv.single(), StepOptions(2), folder / "single")
+    third = processes.made(DistEnv.single(), StepOptions(2))
     trained(third, range(3), processes.BATCH)
     write_former(folder / "former", third, 3, pieces=3)
     return folder, found
@@ -112,8 +112,8 @@ def test_another_strategy_goes_on(told: dict[str, Any], name: str) -> None:
 def test_a_single_process_goes_on_from_theirs(
     single: tuple[Path, dict[str, Any]], told: dict[str, Any], name: str
 ) -> None:
-    one = processes.made(World.single(), StepOptions(2), seed=7)
-    Checkpoints(single[0] / name.replace(" ", "-"), World.single()).restore(one)
+    one = processes.made(DistEnv.single(), StepOptions(2), seed=7)
+    Checkpoints(single[0] / name.replace(" ", "-"), DistEnv.single()).restore(one)
     assert held(one) == told[name]["state"]  # to the bit
     losses = trained(one, range(3, 6), processes.BATCH)
     assert losses == pytest.approx(told[name]["losses"][3:], abs=1e-5)

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.posttrain.guidance.letters import training
 from tests.posttrain.guidance.test_training import OPTIONS, rollouts
 
+from gpuherd.posttrain.engine.dist_env import leave
 from gpuherd.posttrain.engine.options import StepOptions, Strategy
-from gpuherd.posttrain.engine.world import leave
 from gpuherd.posttrain.guidance.data import of_rollouts
 from gpuherd.posttrain.guidance.training import train_guide
 

@@ -348,7 +348,5 @@ def test_machines_started_by_hand_are_none_of_a_cluster(where: Where, flag: str)
 
 def test_a_teacher_has_no_gpu_of_its_own_here() -> None:
     block = {"teacher": "gpt2-medium", "teacher_device": "own"}
-    with pytest.raises(
-        UsageError, match=r"distill\.teacher_device.*gives a teacher a GPU of its own"
-    ):
+    with pytest.raises(UsageError, match=r"distill\.teacher_device.*gives a teacher a GPU of its own"):
         config(training={"algorithm": "distill"}, policy_env={"dataset": "arithmetic"}, distill=block)

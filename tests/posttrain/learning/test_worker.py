@@ -17,7 +17,7 @@ from gpuherd.errors import CannotWrite, ExitCode
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.posttrain.algos.registry import algorithms
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.settings import read_settings
 from gpuherd.posttrain.learning.worker import finish, main
@@ -258,10 +258,10 @@ def test_checkpoints_stay_until_the_summary_is_there(tmp_path: Path, policy_mode
     (folder.checkpoints / "step-00000004").mkdir(parents=True)
     folder.done.mkdir()  # so that it can't be written
     with pytest.raises(CannotWrite):
-        finish(read_settings(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
+        finish(read_settings(words[1]), folder, DistEnv.single(), Policy(str(policy_model)), 1.0)
     assert folder.checkpoints.exists()
     folder.done.rmdir()
-    finish(read_settings(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
+    finish(read_settings(words[1]), folder, DistEnv.single(), Policy(str(policy_model)), 1.0)
     assert folder.done.exists() and not folder.checkpoints.exists()
 
 

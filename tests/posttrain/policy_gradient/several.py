@@ -14,8 +14,8 @@ from tests.posttrain.algos.training_work import work
 from tests.posttrain.letters import Letters
 
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.engine.dist_env import leave
 from gpuherd.posttrain.engine.options import StepOptions, Stopped
-from gpuherd.posttrain.engine.world import leave
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import BackendName
 

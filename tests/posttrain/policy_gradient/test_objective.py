@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine import log_probs
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
 from gpuherd.posttrain.policy_gradient.forward import batch_of, forward
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
@@ -292,7 +292,7 @@ def test_weights_of_one_change_nothing_to_the_bit(model: Any) -> None:
         found = how.loss(some).total
         assert torch.equal(found, wanted)
         assert all(torch.equal(each, expected[name]) for name, each in gradients(found, model))
-        assert how.sampler_figures(World.single()) == {}
+        assert how.sampler_figures(DistEnv.single()) == {}
 
 
 def test_figures_of_the_mismatch_are_of_the_tokens_as_they_are_first_seen(model: Any) -> None:
@@ -308,11 +308,11 @@ def test_figures_of_the_mismatch_are_of_the_tokens_as_they_are_first_seen(model:
     with torch.no_grad():
         model.lm_head.weight += 0.3 * torch.randn(model.lm_head.weight.shape, dtype=torch.float64)
     how.loss(some)  # a second pass: the policy has moved, and the figures are of before
-    assert how.sampler_figures(World.single()) == pytest.approx(wanted, rel=1e-5)
+    assert how.sampler_figures(DistEnv.single()) == pytest.approx(wanted, rel=1e-5)
     how.loss(some)
-    moved = how.sampler_figures(World.single())
+    moved = how.sampler_figures(DistEnv.single())
     assert moved["sampler_kl"] != pytest.approx(wanted["sampler_kl"], rel=1e-2)
-    assert how.sampler_figures(World.single()) == {}
+    assert how.sampler_figures(DistEnv.single()) == {}
 
 
 def test_recorded_log_probs_are_not_taken_for_the_trainers(model: Any) -> None:
@@ -323,7 +323,7 @@ def test_recorded_log_probs_are_not_taken_for_the_trainers(model: Any) -> None:
     for recorded in (True, False):
         how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), recorded=recorded)
         how.loss(some)
-        figures.append(how.sampler_figures(World.single()))
+        figures.append(how.sampler_figures(DistEnv.single()))
     assert figures[0]["sampler_weight_max"] == pytest.approx(math.e, rel=1e-5) and figures[1] == {}
 
 
@@ -332,6 +332,6 @@ def test_noise_of_dropout_is_not_taken_for_a_mismatch(model: Any) -> None:
     model.add_module("drops", torch.nn.Dropout(0.1))
     how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2))
     how.loss(some)
-    assert how.sampler_figures(World.single()) == {}
+    assert how.sampler_figures(DistEnv.single()) == {}
     how.loss([replace(each, old=[value + 0.5 for value in each.rollout.log_probs if value]) for each in some])
-    assert how.sampler_figures(World.single())["sampler_kl"] == pytest.approx(-0.5, abs=1e-6)  # asked for apart
+    assert how.sampler_figures(DistEnv.single())["sampler_kl"] == pytest.approx(-0.5, abs=1e-6)  # asked for apart

@@ -21,7 +21,7 @@ from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import TrainingUsage
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import read_with_precision
-from gpuherd.posttrain.engine.trainee import Trainee
+from gpuherd.posttrain.engine.train_engine import TrainEngine
 from gpuherd.posttrain.learning.preflight import training_task
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
@@ -78,7 +78,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
         counted(RolloutTrainer, "rollouts", "generating")
         counted(RolloutTrainer, "score", "weighing")
         counted(RolloutTrainer, "ref_logprobs", "weighing")
-        counted(Trainee, "step", "learning")
+        counted(TrainEngine, "step", "learning")
         yield peaks
 
 

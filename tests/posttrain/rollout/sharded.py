@@ -16,10 +16,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine.dist_env import DistEnv, leave
 from gpuherd.posttrain.engine.fit import save_model
 from gpuherd.posttrain.engine.options import Lora, OptimiserOptions, StepOptions, Strategy
-from gpuherd.posttrain.engine.trainee import Trainee
-from gpuherd.posttrain.engine.world import World, leave
+from gpuherd.posttrain.engine.train_engine import TrainEngine
 from gpuherd.posttrain.policy_gradient.policy import load_for_training
 from gpuherd.posttrain.preference.reward_model import load_base
 from gpuherd.posttrain.types import Policy, Precision
@@ -28,7 +28,7 @@ IDS = torch.arange(4, 24).reshape(2, 10)
 STEPS = StepOptions(2, strategy=Strategy.FSDP)
 
 
-def compared(policy: Policy, lora: Lora | None, dtype: str, world: World, saved: Path) -> dict[str, Any]:
+def compared(policy: Policy, lora: Lora | None, dtype: str, world: DistEnv, saved: Path) -> dict[str, Any]:
     """What the rows that were read make, beside the model that one process loads whole."""
     torch.manual_seed(5)
     whole = load_for_training(policy, Precision(dtype), "cpu", lora).module
@@ -36,7 +36,7 @@ def compared(policy: Policy, lora: Lora | None, dtype: str, world: World, saved:
     torch.manual_seed(5)
     module = load_for_training(policy, Precision(dtype), "cpu", lora, sharded=True).module
     held = [weight for weight in module.parameters() if hasattr(weight, "gpuherd_rows")]
-    one = Trainee(module, OptimiserOptions(0.01), STEPS, world, total_steps=1)
+    one = TrainEngine(module, OptimiserOptions(0.01), STEPS, world, total_steps=1)
     state, left = whole.state_dict(), one.full_state()
     with torch.no_grad():
         logits = one.module(input_ids=IDS).logits
@@ -60,7 +60,7 @@ def compared(policy: Policy, lora: Lora | None, dtype: str, world: World, saved:
     }
 
 
-def reward(model: Path, world: World) -> dict[str, Any]:
+def reward(model: Path, world: DistEnv) -> dict[str, Any]:
     """The same of a reward model, whose head no checkpoint has."""
     whole, _ = load_base(str(model), Precision(), "cpu", 7)
     module, _ = load_base(str(model), Precision(), "cpu", 7, sharded=True)
@@ -84,7 +84,7 @@ def main(folder: Path) -> None:
     """All of it."""
     torch.set_num_threads(1)
     told: dict[str, Any] = {}
-    with World.from_environment("cpu") as world:
+    with DistEnv.from_environment("cpu") as world:
         for model in sorted(each for each in folder.iterdir() if each.is_dir() and "-" not in each.name):
             adapter = folder / f"{model.name}-adapter"
             for name, policy, lora, dtype in (

@@ -14,8 +14,8 @@ from tests.posttrain.letters import Letters
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.vllm import PYTHON
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Lora
-from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.policy import load_for_training
 from gpuherd.posttrain.rollout import following, vllm
 from gpuherd.posttrain.rollout.following import FollowingSampler, merged_weights
@@ -45,7 +45,7 @@ def trained(model: Path, lora: Lora | None = None) -> Any:
 
 def following_of(model: Path, module: Any, folder: Path) -> FollowingSampler:
     problems: list[Problem] = list(Letters().problems(Split.TRAIN, 4, 0))
-    return FollowingSampler(Policy(str(model)), module, FP32, World.single(), HOW, problems, folder)
+    return FollowingSampler(Policy(str(model)), module, FP32, DistEnv.single(), HOW, problems, folder)
 
 
 def moved(module: Any) -> None:
@@ -121,6 +121,20 @@ def test_files_that_find_no_room_in_memory_go_beside_the_training(
     sampler.release()
 
 
+def test_what_somebody_else_put_in_the_way_is_neither_used_nor_removed(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, planted, training = trained(policy_model), tmp_path / "elsewhere", tmp_path / "training"
+    planted.mkdir()
+    monkeypatch.setattr(following, "_MEMORY", tmp_path)
+    with following._in_memory(training, "policy", module) as folder:
+        assert folder.parent == tmp_path
+    folder.symlink_to(planted)
+    with following._in_memory(training, "policy", module) as other:
+        assert other.parent == training
+    assert "somebody else's" in caplog.text and folder.is_symlink() and planted.is_dir()
+
+
 @pytest.mark.parametrize("targets", [None, ("q_proj", "down_proj", "embed_tokens", "lm_head")])
 def test_an_adapter_is_merged_into_a_copy_alone(policy_model: Path, targets: tuple[str, ...] | None) -> None:
     module = trained(policy_model, Lora(r=4, target_modules=targets))
@@ -141,7 +155,7 @@ def test_numbers_are_written_in_vllms_dtype(policy_model: Path, tmp_path: Path) 
         (Precision("float32", "bfloat16"), "bfloat16"),  # passes compute in it
         (Precision("bfloat16"), "bfloat16"),
     ):
-        made = FollowingSampler(Policy(str(policy_model)), module, precision, World.single(), HOW, (), tmp_path)
+        made = FollowingSampler(Policy(str(policy_model)), module, precision, DistEnv.single(), HOW, (), tmp_path)
         assert made._dtype == dtype
     assert {each.dtype for each in merged_weights(module, "bfloat16").values()} == {torch.bfloat16}
 

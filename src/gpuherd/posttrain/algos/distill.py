@@ -39,8 +39,8 @@ from gpuherd.posttrain.types import Collecting, Policy, Problem, Rollout, Row, T
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.trainee import Loss
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
+    from gpuherd.posttrain.engine.train_engine import Loss
     from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 # Numbers of a chunk of logits: a quarter of others', since P, Q, M and parts of them are there at once.
@@ -200,11 +200,11 @@ class Distillation:
     chunk: int | None = None
 
     def loss(self, rollouts: Sequence[Rollout]) -> Loss:
-        """The sum over these rollouts that ``Trainee.step`` divides by the sum of ``weight``; its figure ``jsd`` is the
-        mean over tokens, in nats."""
+        """The sum over these rollouts that ``TrainEngine.step`` divides by the sum of ``weight``; its figure ``jsd`` is
+        the mean over tokens, in nats."""
         import torch
 
-        from gpuherd.posttrain.engine.trainee import Loss
+        from gpuherd.posttrain.engine.train_engine import Loss
 
         place = self.teacher_device or self.device
         theirs = batch_of(rollouts, place)
@@ -403,7 +403,7 @@ def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.exp() * gap).sum(dim=-1)
 
 
-def teacher_device(world: World) -> str:
+def teacher_device(world: DistEnv) -> str:
     """The teacher's own GPU in this process: of the GPUs that the processes of this machine see, those of the policies
     come first. On a CPU both are there. Raises UsageError where there are too few."""
     if world.device == "cpu":

@@ -37,8 +37,8 @@ from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, R
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.trainee import Loss
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
+    from gpuherd.posttrain.engine.train_engine import Loss
     from gpuherd.posttrain.rollout.sampler import RolloutBackend
     from gpuherd.posttrain.types import Problem
 
@@ -131,7 +131,7 @@ class DPO(Algorithm):
         plan = plan_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
         longest = max(len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows)
 
-        def build(world: World) -> TrainSetup[dict[str, list[int]], Pair]:
+        def build(world: DistEnv) -> TrainSetup[dict[str, list[int]], Pair]:
             loaded = trained_module(work, self.options.lora, longest, world)
             reference = None if self.options.reference_free else placed_reference(work, loaded.module, world)
             return TrainSetup(loaded.module, loaded.tokenizer, DPOObjective(self.options, reference, world.device))
@@ -183,7 +183,7 @@ class DPOObjective:
         import torch
 
         from gpuherd.posttrain.engine.log_probs import padded, token_log_probs
-        from gpuherd.posttrain.engine.trainee import Loss
+        from gpuherd.posttrain.engine.train_engine import Loss
 
         pairs, options = len(items), self.options
         both = [(each.before, each.chosen) for each in items] + [(each.before, each.rejected) for each in items]

@@ -13,7 +13,7 @@ from gpuherd.posttrain.engine.options import Lora, Optimised, StepOptions, Watch
 from gpuherd.posttrain.types import Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
     from gpuherd.posttrain.rollout.loading import LoadedModel
 
 Kind = TypeVar("Kind", bound=Row)
@@ -104,7 +104,7 @@ def rows_of_kind(work: Training, kind: type[Kind], algorithm: str, *, all_rounds
     return rows  # type: ignore[return-value]
 
 
-def trained_module(work: Training, lora: Lora | None, longest: int, world: World) -> LoadedModel:
+def trained_module(work: Training, lora: Lora | None, longest: int, world: DistEnv) -> LoadedModel:
     """The policy with what is trained requiring gradients, on this process's device, or of what FSDP divides this
     process's part.
 
@@ -139,7 +139,7 @@ def reference_module(work: Training, module: Any, device: str) -> Any:
     return loaded.module.requires_grad_(False)  # autocast keeps copies of weights that want gradients
 
 
-def placed_reference(work: Training, module: Any, world: World) -> Any:
+def placed_reference(work: Training, module: Any, world: DistEnv) -> Any:
     """``reference_module`` on this process's device; with FSDP each process holds its part of it, as of the policy."""
     reference = reference_module(work, module, world.device)
     if reference is None or not _shards(work):

@@ -33,7 +33,7 @@ from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, R
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
     from gpuherd.posttrain.rewards.reward_model import RewardModel
     from gpuherd.posttrain.rollout.sampler import RolloutBackend
     from gpuherd.posttrain.types import Problem
@@ -117,7 +117,7 @@ class GRPOFromHumanFeedback(Algorithm):
                 f"GRPO-HF: batch_size {self.options.batch_size} is more than the {len(work.problems)} problems of the "
                 "round"
             )
-        from gpuherd.posttrain.engine.world import World
+        from gpuherd.posttrain.engine.dist_env import DistEnv
 
         comparisons = self._comparisons(work)
         identity = {
@@ -125,7 +125,7 @@ class GRPOFromHumanFeedback(Algorithm):
             "problems": digest([_identity(each) for each in work.problems]),
             "sampling": {name: said for name, said in asdict(work.sampling).items() if name != "batch_size"},
         }
-        with World.from_environment(work.device) as world:  # one group of processes for both phases
+        with DistEnv.from_environment(work.device) as world:  # one group of processes for both phases
             if not _is_finished(work.folder, identity, world):
                 proxy = train_proxy(work, comparisons, self.options, num_workers=self.options.num_workers)
                 self._grpo(work, load_proxy(proxy, world.device, work.reward_batch_size))
@@ -168,7 +168,7 @@ class GRPOFromHumanFeedback(Algorithm):
         ).train(replace(work, extra={**work.extra, "hooks": replace(hooks, roll=scored_by(proxy))}))
 
 
-def _is_finished(folder: Path, identity: dict[str, Any], world: World) -> bool:
+def _is_finished(folder: Path, identity: dict[str, Any], world: DistEnv) -> bool:
     """Whether the training in this folder has ended; notes what it is of where it begins. Raises UsageError where it is
     another one, CannotWrite."""
     if world.is_main:

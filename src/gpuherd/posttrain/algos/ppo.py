@@ -18,7 +18,7 @@ from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
-from gpuherd.posttrain.engine.trainee import StepFigures, pooled_means
+from gpuherd.posttrain.engine.train_engine import StepFigures, pooled_means
 from gpuherd.posttrain.policy_gradient.advantages import KLControl, estimated
 from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions
 from gpuherd.posttrain.types import Training

@@ -30,7 +30,7 @@ from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people,
 from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
 
 
 class ProxyLoss(StrEnum):
@@ -81,9 +81,9 @@ class QSharpFromHumanFeedback(Algorithm):
 
     def train(self, work: Training) -> Policy:
         """The proxy first, then its scores, then the classifier."""
-        from gpuherd.posttrain.engine.world import World
+        from gpuherd.posttrain.engine.dist_env import DistEnv
 
-        with World.from_environment(work.device) as world:
+        with DistEnv.from_environment(work.device) as world:
             pairs = self._comparisons(work)
             refuse_value_model(work.reference.model, work.value_model)
             scores = self._scores(work, train_proxy(work, pairs, self.options), pairs, world)
@@ -100,7 +100,7 @@ class QSharpFromHumanFeedback(Algorithm):
         return compared_by_people(self.options.preferences, work.reference, chat=work.sampling.use_chat_template)
 
     def _scores(
-        self, work: Training, proxy: Path, pairs: Sequence[Comparison], world: World
+        self, work: Training, proxy: Path, pairs: Sequence[Comparison], world: DistEnv
     ) -> list[tuple[float, float]]:
         """The proxy's scores of both sides, chosen first. Kept in a file: a score that is read again on another
         machine may differ by rounding, and then the data of a resumed training would be other data."""

@@ -29,8 +29,8 @@ from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Reward, Rollout, Row, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.trainee import Loss
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
+    from gpuherd.posttrain.engine.train_engine import Loss
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class SFT(Algorithm):
         plan = plan_of(work, self.options, algorithm=self.name, rows=len(rollouts), data=data)
         longest = max(len(each.prompt_ids) + len(each.ids) for each in rollouts)
 
-        def build(world: World) -> TrainSetup[Rollout, Item]:
+        def build(world: DistEnv) -> TrainSetup[Rollout, Item]:
             loaded = trained_module(work, self.options.lora, longest, world)
             if self.options.packing:
                 _refuse_packing(loaded.module, work.policy.model)
@@ -191,7 +191,7 @@ class SFTObjective:
         import torch
 
         from gpuherd.posttrain.engine.log_probs import padded, token_log_probs
-        from gpuherd.posttrain.engine.trainee import Loss
+        from gpuherd.posttrain.engine.train_engine import Loss
 
         rows: list[Sequence[int]] = [each.ids for each in items]
         multipliers: list[Sequence[float]] = [each.weights for each in items]

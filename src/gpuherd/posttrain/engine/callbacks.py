@@ -38,7 +38,7 @@ from gpuherd.posttrain.rewards.function_process import described, import_place
 from gpuherd.runs.console import warn_once
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Callbacks:
     Raises UsageError for a class that can't be imported or made.
     """
 
-    def __init__(self, names: Sequence[str], world: World, folder: Path, total_steps: int):
+    def __init__(self, names: Sequence[str], world: DistEnv, folder: Path, total_steps: int):
         self._folder, self._total_steps = folder, total_steps
         self._instances: list[tuple[str, Any]] = []
         modules: dict[str, Any] = {}

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import atomic
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
 from gpuherd.posttrain.engine import strategies
-from gpuherd.posttrain.engine.trainee import Trainee
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
+from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -69,13 +69,13 @@ class Checkpoints:
         keep: so many newest ones stay.
     """
 
-    def __init__(self, folder: Path, world: World, *, identity: Mapping[str, Any] | None = None, keep: int = 2):
+    def __init__(self, folder: Path, world: DistEnv, *, identity: Mapping[str, Any] | None = None, keep: int = 2):
         if keep < 1:
             raise UsageError(f"keep={keep}; the least is 1 checkpoint")
         self.folder, self.world, self.keep = folder, world, keep
         self.identity: dict[str, Any] = json.loads(json.dumps({} if identity is None else dict(identity)))
 
-    def save(self, step: int, trainee: Trainee, extra: Mapping[str, Any]) -> Path:
+    def save(self, step: int, trainee: TrainEngine, extra: Mapping[str, Any]) -> Path:
         """Writes one, all processes together. Returns its folder. Raises CannotWrite in all of them if one can't.
 
         Args:
@@ -107,7 +107,7 @@ class Checkpoints:
             return Restored(int(about["step"]), dict(about["extra"]), path)
         return None
 
-    def load(self, restored: Restored, trainee: Trainee) -> None:
+    def load(self, restored: Restored, trainee: TrainEngine) -> None:
         """Puts weights, optimiser, counters and random states back; each process reads its own part.
 
         In as many processes as wrote it each gets its random state back. In another number each is seeded by the
@@ -136,7 +136,7 @@ class Checkpoints:
         except (OSError, ValueError, LookupError, TypeError, SafetensorError) as problem:
             raise _unreadable(restored.folder, problem) from None
 
-    def restore(self, trainee: Trainee) -> Restored | None:
+    def restore(self, trainee: TrainEngine) -> Restored | None:
         """``latest`` and ``load`` in one; None where there is nothing to go on from."""
         # The main process looks, so that all go on from the same one.
         found = self.world.broadcast(self._looked() if self.world.is_main else None)
@@ -166,7 +166,7 @@ class Checkpoints:
         state = capture_random(self.world.device)
         (temporary / _random_file(self.world.rank)).write_text(json.dumps(state), encoding="utf-8")
 
-    def _write_tensors(self, temporary: Path, trainee: Trainee) -> None:
+    def _write_tensors(self, temporary: Path, trainee: TrainEngine) -> None:
         from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -379,7 +379,7 @@ def _unreadable(path: Path, problem: Exception) -> DamagedCheckpoint:
     return DamagedCheckpoint(f"{path} can't be read ({printable(str(problem))}); remove it to go on without it")
 
 
-def _refuse_other_weights(path: Path, trainee: Trainee, kept: Mapping[str, tuple[int, ...]]) -> None:
+def _refuse_other_weights(path: Path, trainee: TrainEngine, kept: Mapping[str, tuple[int, ...]]) -> None:
     here = {f"weights/{name}": tuple(weight.shape) for name, weight in trainee.weights.items()}
     there = {name: shape for name, shape in kept.items() if name.startswith("weights/")}
     for name in [*here, *there]:

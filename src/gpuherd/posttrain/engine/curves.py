@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, MissingExtra, UsageError, naming_extras, printable
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 
 FILE = "curves.jsonl"
 _WANDB_RUN, _TRACKIO_RUN = "wandb-run", "trackio-run"  # the id of the run of W&B, the name of that of trackio
@@ -79,7 +79,7 @@ class Curves:
     def __init__(
         self,
         folder: Path,
-        world: World,
+        world: DistEnv,
         report_to: Sequence[str] = (),
         *,
         step: int = 0,
@@ -284,7 +284,7 @@ def measured(label: str, device: str) -> GpuMemory | None:
     )
 
 
-def of_world(world: World) -> list[GpuMemory]:
+def of_world(world: DistEnv) -> list[GpuMemory]:
     """What each process has taken, by rank; all call it together."""
     return [each for each in world.gather(measured(str(world.rank), world.device)) if each is not None]
 

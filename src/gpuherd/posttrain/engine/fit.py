@@ -27,9 +27,9 @@ from gpuherd.errors import CannotWrite, UsageError, naming_extras
 from gpuherd.posttrain.engine.callbacks import Callbacks
 from gpuherd.posttrain.engine.checkpoints import Checkpoints, differing, seed_all
 from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching
-from gpuherd.posttrain.engine.trainee import Loss, NotFinite, StepFigures, Trainee
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.train_engine import Loss, NotFinite, StepFigures, TrainEngine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,7 +183,7 @@ def refuse_another(path: Path, there: Any, identity: Mapping[str, Any]) -> None:
 def fit(
     plan: TrainPlan,
     rows: Sequence[RowT],
-    build: Callable[[World], TrainSetup[RowT, ItemT]],
+    build: Callable[[DistEnv], TrainSetup[RowT, ItemT]],
     extra_files: Mapping[str, str] | None = None,
 ) -> Path:
     """Trains as planned; nothing is done where that has been done. Returns the folder of the model.
@@ -201,7 +201,7 @@ def fit(
     with naming_extras(EXTRAS, "training takes"):
         import transformers  # noqa: F401
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with _without_progress_bars(), World.from_environment(plan.device) as world:
+    with _without_progress_bars(), DistEnv.from_environment(plan.device) as world:
         if world.is_main:
             atomic.settle(model_folder(plan.folder))
         world.barrier()
@@ -210,7 +210,7 @@ def fit(
         _refuse_earlier_version(plan.folder / "checkpoints")
         seed_all(plan.seed)
         setup = build(world)
-        trainee = Trainee(
+        trainee = TrainEngine(
             setup.module,
             plan.optimiser,
             plan.steps,
@@ -233,7 +233,7 @@ def fit(
 
 
 def _train(
-    plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT], trainee: Trainee, callbacks: Callbacks
+    plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT], trainee: TrainEngine, callbacks: Callbacks
 ) -> None:
     world, watching, last = trainee.world, plan.watching, plan.total_steps
     checkpoints = Checkpoints(plan.folder / "checkpoints", world, identity=plan.identity, keep=watching.keep)
@@ -259,7 +259,7 @@ def _train(
 
 
 def _step(
-    plan: TrainPlan, objective: Objective[RowT, ItemT], trainee: Trainee, items: Sequence[ItemT]
+    plan: TrainPlan, objective: Objective[RowT, ItemT], trainee: TrainEngine, items: Sequence[ItemT]
 ) -> dict[str, float | None]:
     """The figures of one optimiser step. Raises NotFinite, which names the stage."""
     step = trainee.steps_done + 1
@@ -307,7 +307,7 @@ class _Steps(Generic[RowT, ItemT]):
 
 
 def _batches(
-    plan: TrainPlan, rows: Sequence[RowT], objective: Objective[RowT, ItemT], world: World, begun: int
+    plan: TrainPlan, rows: Sequence[RowT], objective: Objective[RowT, ItemT], world: DistEnv, begun: int
 ) -> Iterator[list[ItemT]]:
     """This process's items of each step from ``begun`` on; with ``num_workers`` so many processes make them."""
     steps = _Steps(plan, rows, objective.items, world.rank, world.size)
@@ -351,7 +351,7 @@ def _short(value: Any) -> str:
 
 
 def save_model(
-    trainee: Trainee,
+    trainee: TrainEngine,
     folder: Path,
     tokenizer: Any = None,
     *,

@@ -143,7 +143,7 @@ class Optimised:
 
     @property
     def optimiser(self) -> OptimiserOptions:
-        """The same for ``Trainee``. Raises UsageError for what is out of range, by the name that it has here."""
+        """The same for ``TrainEngine``. Raises UsageError for what is out of range, by the name that it has here."""
         _check("lr", self.lr, self.lr > 0, "above 0")
         if self.grad_clip is not None:
             _check("grad_clip", self.grad_clip, self.grad_clip > 0, "above 0, or null for none")

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Sharding, StepOptions, Strategy
-from gpuherd.posttrain.engine.world import World
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.trainee import Trainee
+    from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 
-def check_strategy(steps: StepOptions, world: World) -> None:
+def check_strategy(steps: StepOptions, world: DistEnv) -> None:
     """Raises UsageError where the strategy and the number of processes don't go together."""
     if world.size > 1 and steps.strategy == Strategy.SINGLE:
         raise UsageError(f"{world.size} processes with strategy single; choose ddp or fsdp")
@@ -34,7 +34,7 @@ def check_strategy(steps: StepOptions, world: World) -> None:
 
 
 def distributed(
-    module: Any, steps: StepOptions, world: World, amp_dtype: Any, layers: Sequence[Any] | None, *, all_used: bool
+    module: Any, steps: StepOptions, world: DistEnv, amp_dtype: Any, layers: Sequence[Any] | None, *, all_used: bool
 ) -> Any:
     """The module on the world's device, wrapped (DDP) or sharded in its place (FSDP: the same object again).
 
@@ -92,7 +92,7 @@ def _settle_buckets(wrapped: Any) -> None:
             weight.grad = None
 
 
-def _sharded(module: Any, steps: StepOptions, world: World, amp_dtype: Any, layers: Sequence[Any]) -> Any:
+def _sharded(module: Any, steps: StepOptions, world: DistEnv, amp_dtype: Any, layers: Sequence[Any]) -> Any:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -264,7 +264,7 @@ def _move(module: Any, device: str) -> None:
         module.to(wanted)
 
 
-def state_of(trainee: Trainee) -> dict[str, Any]:
+def state_of(trainee: TrainEngine) -> dict[str, Any]:
     """The trained weights, the optimiser's states and the persistent buffers by name, as they lie in this process (as
     DTensors where they are sharded): ``weights/NAME``, ``optimizer/NAME/KEY``, ``buffers/NAME``."""
     if trainee.steps.shards:
@@ -280,7 +280,7 @@ def state_of(trainee: Trainee) -> dict[str, Any]:
     return found
 
 
-def state_numbers(trainee: Trainee) -> dict[str, dict[str, float]]:
+def state_numbers(trainee: TrainEngine) -> dict[str, dict[str, float]]:
     """The optimiser's states that are plain numbers, by the weight's name (bitsandbytes counts its steps so)."""
     states = {name: trainee.optimizer.state.get(weight, {}) for name, weight in trainee.weights.items()}
     plain = {
@@ -290,7 +290,7 @@ def state_numbers(trainee: Trainee) -> dict[str, dict[str, float]]:
     return {name: numbers for name, numbers in plain.items() if numbers}
 
 
-def empty_state(trainee: Trainee, kept: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Any]:
+def empty_state(trainee: TrainEngine, kept: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Any]:
     """Tensors to read a kept state into, by the names of ``state_of``: the weights and buffers themselves, and new ones
     for the optimiser, which lie and are divided as their weight is where they have its shape.
 
@@ -323,7 +323,9 @@ def empty_state(trainee: Trainee, kept: Mapping[str, tuple[tuple[int, ...], Any]
     return found
 
 
-def set_optimizer_state(trainee: Trainee, state: Mapping[str, Any], numbers: Mapping[str, dict[str, float]]) -> None:
+def set_optimizer_state(
+    trainee: TrainEngine, state: Mapping[str, Any], numbers: Mapping[str, dict[str, float]]
+) -> None:
     """Gives the optimiser the states of ``empty_state``, once they are read, and of ``state_numbers``."""
     states: dict[str, dict[str, Any]] = {name: dict(plain) for name, plain in numbers.items()}
     for full, tensor in state.items():
@@ -339,7 +341,7 @@ def set_optimizer_state(trainee: Trainee, state: Mapping[str, Any], numbers: Map
 def whole_state(
     module: Any, wanted: Callable[[str], bool] | None, spill: Path | None, *, keep: bool
 ) -> dict[str, Tensor]:
-    """See ``Trainee.full_state``; where not ``keep`` this process takes part, and nothing is returned."""
+    """See ``TrainEngine.full_state``; where not ``keep`` this process takes part, and nothing is returned."""
     state: dict[str, Tensor] = {}
     done: dict[int, Tensor | None] = {}  # weights that are tied are one
     problem: OSError | None = None

@@ -18,11 +18,15 @@ from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from gpuherd.posttrain.engine.trainee import Trainee
+    from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 
 def validate(
-    trainee: Trainee, examples: Sequence[Example], objective: Objective, options: ValueOptions, amp_dtype: str | None
+    trainee: TrainEngine,
+    examples: Sequence[Example],
+    objective: Objective,
+    options: ValueOptions,
+    amp_dtype: str | None,
 ) -> dict[str, float]:
     """The mean loss and ``quality``'s figures over these examples, each named ``validation_``...; the same in every
     process. Of ``bradley_terry``, whose level means nothing, the share of comparisons in order instead."""
@@ -40,7 +44,11 @@ def validate(
 
 
 def _predicted(
-    trainee: Trainee, examples: Sequence[Example], objective: Objective, options: ValueOptions, amp_dtype: str | None
+    trainee: TrainEngine,
+    examples: Sequence[Example],
+    objective: Objective,
+    options: ValueOptions,
+    amp_dtype: str | None,
 ) -> tuple[list[tuple[Predicted, ...]], float, float]:
     """The predictions of this process's examples, the sum of their losses and its weight."""
     import torch

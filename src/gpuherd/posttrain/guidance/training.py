@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.engine.callbacks import Callbacks
     from gpuherd.posttrain.engine.checkpoints import Checkpoints
     from gpuherd.posttrain.engine.curves import Curves
-    from gpuherd.posttrain.engine.trainee import Trainee
+    from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def train_guide(data: Data, work: Training, options: ValueOptions) -> Policy:
     It starts from the value model with a head of 0, or, with ``warm_start``, from the classifier of the round before.
     Raises UsageError where no value model is named or its tokenizer is another than the reference's, where the
     classifier can't read the examples, or where the folder is that of another training; Stopped at the caller's
-    request; and what Trainee and Checkpoints raise.
+    request; and what TrainEngine and Checkpoints raise.
     """
     _fit(data, work, options)
     return guided_policy(work, options)
@@ -177,14 +177,14 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
     from gpuherd.posttrain.engine.callbacks import Callbacks
     from gpuherd.posttrain.engine.checkpoints import Checkpoints
     from gpuherd.posttrain.engine.curves import Curves
-    from gpuherd.posttrain.engine.trainee import Trainee
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
+    from gpuherd.posttrain.engine.train_engine import TrainEngine
 
-    with World.from_environment(work.device) as world:
+    with DistEnv.from_environment(work.device) as world:
         _seed(work.seed, world.rank)
         classifier = _begin(data, work, options, world.device)
         _refuse_unreadable(data, classifier, options)
-        trainee = Trainee(
+        trainee = TrainEngine(
             classifier.module,
             options.optimiser,
             work.steps or StepOptions(),
@@ -212,7 +212,7 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
 
 def _train(
     plan: TrainPlan,
-    trainee: Trainee,
+    trainee: TrainEngine,
     checkpoints: Checkpoints,
     curves: Curves,
     watched: Watching,
@@ -252,7 +252,7 @@ def _objective(data: Data, device: str) -> Objective:
     return Objective(data.loss, atoms, device)
 
 
-def _save(plan: TrainPlan, classifier: Classifier, trainee: Trainee) -> None:
+def _save(plan: TrainPlan, classifier: Classifier, trainee: TrainEngine) -> None:
     """Writes the classifier: the main process does, when all have given their part of the weights."""
     state = trainee.full_state()
     if trainee.world.is_main:

@@ -39,7 +39,7 @@ from gpuherd.posttrain.types import (
 from gpuherd.runs.files import write_file
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
     from gpuherd.posttrain.envs.interface import Environments
     from gpuherd.posttrain.rollout.sampler import RolloutBackend
 
@@ -191,7 +191,7 @@ class Evaluation:
     All processes evaluate their share; all know the means. Nothing is evaluated where ``eval_every`` is 0.
     """
 
-    def __init__(self, settings: TrainSettings, algorithm: Algorithm, world: World):
+    def __init__(self, settings: TrainSettings, algorithm: Algorithm, world: DistEnv):
         """Raises UsageError, naming the block, and what reading problems raises."""
         self._world = world
         self._envs: list[tuple[str, Environments, list[Problem], Any]] = []
@@ -242,7 +242,7 @@ def rows_of(
     algorithm: Algorithm,
     environments: Environments | None,
     folder: TrainDirectory,
-    world: World,
+    world: DistEnv,
     device: str,
 ) -> list[Row]:
     """What an algorithm learns from that is there before it begins; [] of one that collects nothing.
@@ -314,7 +314,7 @@ def _answered(
     algorithm: Algorithm,
     environments: Environments,
     folder: TrainDirectory,
-    world: World,
+    world: DistEnv,
     device: str,
 ) -> list[Row]:
     """What the policy, as it comes (or a teacher), does in the environment: sampled once and kept in ``rows.jsonl``;
@@ -332,7 +332,7 @@ def _answered(
 
 
 def _rolled(
-    settings: TrainSettings, algorithm: Algorithm, environments: Environments, world: World, device: str
+    settings: TrainSettings, algorithm: Algorithm, environments: Environments, world: DistEnv, device: str
 ) -> list[Rollout]:
     from gpuherd.posttrain.rollout.sampler import Sampler
 

@@ -21,7 +21,7 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.options import option
 from gpuherd.posttrain.engine.checkpoints import seed_all
 from gpuherd.posttrain.engine.curves import amend, memory_summary, of_world, read_curves
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.learning.data import Evaluation, make_environments, problems_of, roller, rows_of, task_of
 from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare
 from gpuherd.posttrain.learning.preflight import check_data, data_lengths, foretell
@@ -77,7 +77,7 @@ def work(told: JobOptions, _words: Sequence[str]) -> None:
     if device is None and settings is not None and settings.device != "auto":
         device = settings.device
     with ExitStack() as stack:
-        world = stack.enter_context(World.from_environment(device))
+        world = stack.enter_context(DistEnv.from_environment(device))
         begun = world.broadcast(_begun(settings, told, stack, asked) if world.is_main else None)
         if isinstance(begun, GpuherdError):
             if not world.is_main:  # said once is enough
@@ -133,7 +133,7 @@ def _quieter() -> None:
     logging.getLogger("gpuherd.posttrain.engine").setLevel(logging.WARNING)
 
 
-def _train(settings: TrainSettings, folder: TrainDirectory, world: World, asked: StopRequest) -> None:
+def _train(settings: TrainSettings, folder: TrainDirectory, world: DistEnv, asked: StopRequest) -> None:
     from transformers.utils import logging as of_transformers
 
     of_transformers.disable_progress_bar()
@@ -150,7 +150,7 @@ def _train(settings: TrainSettings, folder: TrainDirectory, world: World, asked:
 
 
 def train(
-    settings: TrainSettings, folder: TrainDirectory, world: World, stopping: Callable[[], bool]
+    settings: TrainSettings, folder: TrainDirectory, world: DistEnv, stopping: Callable[[], bool]
 ) -> Mapping[str, Any]:
     """Trains to the end, or from a checkpoint on. Returns the summary that done.json holds; all processes call it.
 
@@ -184,7 +184,7 @@ def train(
 def _learnt(
     settings: TrainSettings,
     folder: TrainDirectory,
-    world: World,
+    world: DistEnv,
     environments: Environments | None,
     evaluation: Evaluation,
     stopping: Callable[[], bool],
@@ -229,7 +229,7 @@ def _learnt(
 
 
 def _evaluated(
-    settings: TrainSettings, folder: TrainDirectory, world: World, policy: Policy, evaluation: Evaluation
+    settings: TrainSettings, folder: TrainDirectory, world: DistEnv, policy: Policy, evaluation: Evaluation
 ) -> None:
     """Evaluates the trained policy at the end: what learns from rows has no sampler while it trains."""
     from gpuherd.posttrain.rollout.sampler import Sampler
@@ -242,7 +242,7 @@ def _evaluated(
 
 
 def finish(
-    settings: TrainSettings, folder: TrainDirectory, world: World, policy: Policy, seconds: float
+    settings: TrainSettings, folder: TrainDirectory, world: DistEnv, policy: Policy, seconds: float
 ) -> Mapping[str, Any]:
     """Writes the summary; done.json last, and when it is there checkpoints go. Raises CannotWrite."""
     memory = memory_summary(of_world(world))

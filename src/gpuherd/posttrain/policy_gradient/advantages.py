@@ -19,7 +19,7 @@ from gpuherd.posttrain.types import Rollout
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
 
 
 GROUP_EPS = 1e-4  # TRL's; the spread of a group is of the size of its rewards
@@ -212,7 +212,7 @@ def estimated(
     values: Sequence[Sequence[float]],
     references: Sequence[Sequence[float]],
     weight: float,
-    world: World,
+    world: DistEnv,
     *,
     gamma: float,
     lam: float,
@@ -258,7 +258,7 @@ def estimated(
     return items, told
 
 
-def _added(columns: Sequence[Tensor], world: World) -> list[list[float]]:
+def _added(columns: Sequence[Tensor], world: DistEnv) -> list[list[float]]:
     """Count, sum and sum of squares of each, over all processes."""
     import torch
 

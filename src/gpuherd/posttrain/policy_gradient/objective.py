@@ -23,8 +23,8 @@ from gpuherd.posttrain.types import Rollout
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.trainee import Loss
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
+    from gpuherd.posttrain.engine.train_engine import Loss
 
 
 def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None) -> Tensor:
@@ -147,7 +147,7 @@ class Objective:
     """What an optimiser step makes small.
 
     Attributes:
-        module: the policy, called with gradients (``Trainee.module``).
+        module: the policy, called with gradients (``TrainEngine.module``).
         device: where it lies.
         temperature: of the sampling.
         loss_type: by what sums over tokens are divided.
@@ -187,11 +187,11 @@ class Objective:
     _found: list[Mismatch | None] = field(default_factory=list)
 
     def loss(self, items: Sequence[Item]) -> Loss:
-        """The sum over these items that ``Trainee.step`` divides by the sum of ``weight``; its figures are means over
-        the tokens that count."""
+        """The sum over these items that ``TrainEngine.step`` divides by the sum of ``weight``; its figures are means
+        over the tokens that count."""
         import torch
 
-        from gpuherd.posttrain.engine.trainee import Loss
+        from gpuherd.posttrain.engine.train_engine import Loss
 
         batch = batch_of([each.rollout for each in items], self.device)
         mask = self._mask(items, batch)
@@ -227,7 +227,7 @@ class Objective:
         """What ``loss`` of these items is divided by."""
         return total_weight([sum(each.counts) for each in items], self.loss_type, self.most_tokens)
 
-    def sampler_figures(self, world: World) -> dict[str, float]:
+    def sampler_figures(self, world: DistEnv) -> dict[str, float]:
         """How far the sampler's recorded log-probs are from the policy's before the step, over the tokens of all
         processes since this was last asked for: ``sampler_weight`` (the mean of w), ``sampler_weight_max`` and
         ``sampler_kl`` (nats a token). None where they differ by rounding alone and the sampler is not ``apart``, and

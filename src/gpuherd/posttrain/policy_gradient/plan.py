@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.engine.trainee import StepFigures, pooled_means
+from gpuherd.posttrain.engine.train_engine import StepFigures, pooled_means
 from gpuherd.posttrain.policy_gradient.advantages import RunningMoments, constant_groups
 from gpuherd.posttrain.types import Problem, Rollout
 

@@ -21,7 +21,7 @@ from gpuherd.errors import BadModel, UsageError, naming_extras
 from gpuherd.posttrain.engine.fit import save_model
 from gpuherd.posttrain.engine.options import Lora
 from gpuherd.posttrain.engine.strategies import without_dropout
-from gpuherd.posttrain.engine.trainee import Trainee
+from gpuherd.posttrain.engine.train_engine import TrainEngine
 from gpuherd.posttrain.policy_gradient.algorithm import MODEL
 from gpuherd.posttrain.policy_gradient.forward import score_rollouts
 from gpuherd.posttrain.rollout.loading import LoadedModel, load_anew, load_frozen
@@ -208,7 +208,7 @@ def critic_before(policy: Policy) -> Path | None:
     return critic if folder.name == MODEL and critic.is_dir() else None
 
 
-def save_policy(folder: Path, trainee: Trainee, tokenizer: Any) -> None:
+def save_policy(folder: Path, trainee: TrainEngine, tokenizer: Any) -> None:
     """Writes ``folder/model`` (as transformers or PEFT save it, with the tokenizer), and ``folder/critic`` before it
     where a value head was trained. All processes call it together. Raises CannotWrite."""
     valued = isinstance(trainee.plain, ValuedPolicy)

@@ -4,7 +4,7 @@ vLLM), its reference, its checkpoints and curves, in one process or several.
 Every process samples the problems that are its share; then all know all rollouts, and each learns from every
 ``size``-th of them. Draws belong to (seed, round, step, problem, sample), orders to (seed, round, step): so any number
 of processes does the same but for the order of additions. Under FSDP each process holds the whole policy while it
-samples and weighs (``Trainee.gathered``), and a whole reference, where there is one.
+samples and weighs (``TrainEngine.gathered``), and a whole reference, where there is one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.callbacks import Callbacks
 from gpuherd.posttrain.engine.checkpoints import DIGESTS, Checkpoints
 from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import StepOptions, Stopped, hooks_of
-from gpuherd.posttrain.engine.trainee import StepFigures, Trainee
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.train_engine import StepFigures, TrainEngine
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, MODEL, Hooks, SamplingOptions, plain_roll
 from gpuherd.posttrain.policy_gradient.forward import batch_of, forward, score_rollouts
 from gpuherd.posttrain.policy_gradient.objective import Objective
@@ -85,7 +85,7 @@ class RolloutTrainer:
         import torch
 
         self.work, self.options, self.online, self.correction = work, options, online, correction
-        self.world = World.from_environment(work.device)
+        self.world = DistEnv.from_environment(work.device)
         self.device, self.temperature = self.world.device, work.sampling.temperature
         self._hooks = hooks_of(work, Hooks(save_every=options.save_every))
         self._steps: StepOptions = work.steps or StepOptions()
@@ -100,7 +100,7 @@ class RolloutTrainer:
             module = ValuedPolicy(loaded.module)
             if (critic := critic_before(work.policy)) is not None:
                 load_value_head(module, critic)
-        self.trainee = Trainee(
+        self.trainee = TrainEngine(
             module,
             options.optimiser,
             self._steps,

@@ -27,8 +27,8 @@ from gpuherd.posttrain.rollout.loading import division, set_attention, with_rows
 from gpuherd.posttrain.types import Comparison, Precision
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.trainee import Loss
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
+    from gpuherd.posttrain.engine.train_engine import Loss
 
 STAGE = "reward model"
 
@@ -116,7 +116,7 @@ def train_reward_model(
         },
     )
 
-    def build(world: World) -> TrainSetup[dict[str, list[int]], Sides]:
+    def build(world: DistEnv) -> TrainSetup[dict[str, list[int]], Sides]:
         module, tokenizer = load_base(base, precision, world.device, seed, sharded=steps.shards)
         _check_lengths(comparisons, rows, module)
         fill = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
@@ -154,7 +154,7 @@ class BradleyTerry:
         from torch.nn.functional import logsigmoid
 
         from gpuherd.posttrain.engine.log_probs import padded
-        from gpuherd.posttrain.engine.trainee import Loss
+        from gpuherd.posttrain.engine.train_engine import Loss
 
         pairs = len(items)
         ids, mask = padded([each.chosen for each in items] + [each.rejected for each in items], self.device, self.fill)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.lm.backend import Backend
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.rollout.vllm import VllmSampler, sampling_precision
 from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling
 
@@ -51,7 +51,7 @@ class FollowingSampler(VllmSampler):
         policy: Policy,
         module: Any,
         precision: Precision,
-        world: World,
+        world: DistEnv,
         sampling: Sampling,
         problems: Sequence[Problem],
         folder: Path,
@@ -117,15 +117,18 @@ class FollowingSampler(VllmSampler):
 
 @contextmanager
 def _in_memory(training: Path, name: str, module: Any) -> Iterator[Path]:
-    """A folder for the weights of a module, in memory, or in the training's folder where there is no room. It is
-    removed in the end, and in the beginning: a training that goes on has the same one, and may have been killed."""
+    """A folder for the weights of a module, in memory, or in the training's folder where there is no room, or
+    somebody else's file of its name. It is removed in the end, and in the beginning: a training that goes on has the
+    same one, and may have been killed."""
     digest = hashlib.sha256(f"{os.path.realpath(training)}\0{name}".encode()).hexdigest()[:16]
     folder = _MEMORY / f"gpuherd-{os.getuid()}-{digest}"
     shutil.rmtree(folder, ignore_errors=True)
     needed = sum(each.numel() * each.element_size() for each in module.parameters())
-    if not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _SPARE * needed:
+    taken = os.path.lexists(folder)  # by somebody else, who put it there
+    if taken or not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _SPARE * needed:
         folder = training / f".weights-{digest}"
-        logger.warning("%s has no room for the policy's weights; vLLM reads them from %s", _MEMORY, folder.parent)
+        why = f"{_MEMORY}: a file of somebody else's is in the way of" if taken else f"{_MEMORY} has no room for"
+        logger.warning("%s the policy's weights; vLLM reads them from %s", why, folder.parent)
         shutil.rmtree(folder, ignore_errors=True)
     try:
         yield folder

@@ -22,7 +22,7 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.gpus.visible import without
-from gpuherd.posttrain.engine.world import leave
+from gpuherd.posttrain.engine.dist_env import leave
 from gpuherd.runs.worker import unbuffered
 
 MODULE = "gpuherd.posttrain.runs.launch"

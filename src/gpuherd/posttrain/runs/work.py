@@ -49,7 +49,7 @@ from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
 from gpuherd.runs.shards import dealt
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ def train(work: Work) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise CannotWrite(f"can't make {folder}: {problem.strerror}") from None
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.dist_env import DistEnv
 
     started = time.monotonic()
     progress.report(0, None, Phase.TRAIN.value)
-    with World.from_environment(work.device) as world:
+    with DistEnv.from_environment(work.device) as world:
         policy = work.choice.make().train(_training(work, world))
         gpus = [] if world.size == 1 else [asdict(each) for each in of_world(world)]
         if world.is_main:
@@ -196,7 +196,7 @@ def train(work: Work) -> dict[str, Any]:
     return figures | {"gpus": gpus} if gpus else figures
 
 
-def _training(work: Work, world: World) -> Training:
+def _training(work: Work, world: DistEnv) -> Training:
     step, settings = work.step, work.settings
     value_model = settings.families()[step.family].value
     models = {"policy": work.policy, "reference": work.reference}

@@ -17,7 +17,7 @@ from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.gpus.visible import CUDA, described, naming_in, value_in
 from gpuherd.options import option
 from gpuherd.posttrain.engine.curves import measured
-from gpuherd.posttrain.engine.world import place_told
+from gpuherd.posttrain.engine.dist_env import place_told
 from gpuherd.posttrain.runs.folder import RoundsDirectory, read_record
 from gpuherd.posttrain.runs.launch import STARTER, StopRequest, end_with_launcher, launch, run_process
 from gpuherd.posttrain.runs.plan import Phase

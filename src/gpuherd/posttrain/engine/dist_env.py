@@ -62,7 +62,7 @@ def place_told(environment: Mapping[str, str]) -> Place | None:
 
 
 @dataclass(eq=False)
-class World:
+class DistEnv:
     """The processes of one training, as one of them sees it. A context manager: at its end the group is dissolved.
 
     Attributes:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpuherd.errors import GpuherdError, UsageError, naming_extras
 from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import OptimiserOptions, Optimizer, StepOptions, learning_rate
-from gpuherd.posttrain.engine.world import World
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def pooled_means(steps: Sequence[StepFigures]) -> dict[str, float]:
     return found
 
 
-class Trainee:
+class TrainEngine:
     """A module with its optimiser in a world.
 
     Args:
@@ -118,7 +118,7 @@ class Trainee:
         module: Any,
         optimiser: OptimiserOptions,
         steps: StepOptions,
-        world: World,
+        world: DistEnv,
         *,
         total_steps: int,
         amp_dtype: str | None = None,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.engine.world import Place, World, place_told
+from gpuherd.posttrain.engine.dist_env import DistEnv, Place, place_told
 
 TOLD = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
 
@@ -28,12 +28,12 @@ def test_half_a_place_is_refused(change: dict[str, str], named: str) -> None:
 def test_without_torchrun_it_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in TOLD:
         monkeypatch.delenv(name, raising=False)
-    with World.from_environment("cpu") as world:
+    with DistEnv.from_environment("cpu") as world:
         assert (world.rank, world.size, world.device, world.backend, world.is_main) == (0, 1, "cpu", None, True)
 
 
 def test_a_single_process_agrees_with_itself() -> None:
-    world = World.single()
+    world = DistEnv.single()
     value = torch.tensor([1.0, 2.0])
     assert torch.equal(world.sum(value), value) and world.sum(value) is not value
     assert torch.equal(world.mean(value), value)
@@ -43,5 +43,5 @@ def test_a_single_process_agrees_with_itself() -> None:
 
 
 def test_shares_are_every_so_many_items() -> None:
-    shares = [World(rank, 3, rank, "cpu", "gloo").share(range(8)) for rank in range(3)]
+    shares = [DistEnv(rank, 3, rank, "cpu", "gloo").share(range(8)) for rank in range(3)]
     assert [list(share) for share in shares] == [[0, 3, 6], [1, 4, 7], [2, 5]]

@@ -16,10 +16,10 @@ from tests.posttrain.engine.nets import Item, items, loss_of, net, trained, trai
 from torch import Tensor, nn
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Strategy
 from gpuherd.posttrain.engine.strategies import transformer_layers
-from gpuherd.posttrain.engine.trainee import Loss, MicroBatch, NotFinite, cuts, passes, pieces_needed
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.train_engine import Loss, MicroBatch, NotFinite, cuts, passes, pieces_needed
 
 ADAMW = OptimiserOptions(0.05, weight_decay=0.1, max_grad_norm=0.5)
 
@@ -180,7 +180,7 @@ def test_strategies_that_do_not_go_with_the_world_are_refused() -> None:
     with pytest.raises(UsageError, match="strategy fsdp in one process"):
         trainee(steps=StepOptions(strategy=Strategy.FSDP))
     with pytest.raises(UsageError, match="4 processes with strategy single"):
-        trainee(world=World(0, 4, 0, "cpu", "gloo"))
+        trainee(world=DistEnv(0, 4, 0, "cpu", "gloo"))
     with pytest.raises(UsageError, match="gradient_checkpointing: Net"):
         trainee(steps=StepOptions(gradient_checkpointing=True))
 
@@ -253,7 +253,7 @@ def test_one_item_can_not_be_halved() -> None:
 def test_whole_weights_of_a_sharded_module_lie_on_the_disk(tmp_path: Path) -> None:
     """In files without a name, as they are; where they can't, that is said once all processes have done their part."""
     with lonely_group():
-        one = trainee(net(), world=World(0, 1, 0, "cpu", "gloo"), steps=StepOptions(strategy=Strategy.FSDP))
+        one = trainee(net(), world=DistEnv(0, 1, 0, "cpu", "gloo"), steps=StepOptions(strategy=Strategy.FSDP))
         trained(one, range(2))
         in_memory, on_disk = one.full_state(), one.full_state(spill=tmp_path / "new")
         assert list((tmp_path / "new").iterdir()) == []
