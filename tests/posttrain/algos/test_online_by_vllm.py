@@ -41,7 +41,10 @@ def options(kind: Any, **more: Any) -> Any:
     return kind.Options(**given)
 
 
-@pytest.mark.parametrize("kind", [GRPO, RLOO, PPO, Reinforce])
+# Each start of the process costs seconds: one algorithm is always run, the others with the slow tests.
+@pytest.mark.parametrize(
+    "kind", [GRPO, *(pytest.param(each, marks=pytest.mark.slow) for each in (RLOO, PPO, Reinforce))]
+)
 def test_vllm_samples_by_the_weights_of_each_step(kind: Any, policy_model: Path, tmp_path: Path) -> None:
     kind(options(kind)).train(work(policy_model, tmp_path / "run", **VLLM))
     lines = curves(tmp_path / "run")
@@ -52,6 +55,7 @@ def test_vllm_samples_by_the_weights_of_each_step(kind: Any, policy_model: Path,
     assert len({line["loss"] for line in lines}) == 3
 
 
+@pytest.mark.slow
 def test_what_is_stopped_goes_on_with_the_same_draws(policy_model: Path, tmp_path: Path) -> None:
     how = options(GRPO, lora=Lora(r=4), kl_coef=0.01)
     GRPO(how).train(work(policy_model, tmp_path / "straight", **VLLM))
@@ -66,6 +70,7 @@ def test_what_is_stopped_goes_on_with_the_same_draws(policy_model: Path, tmp_pat
     assert same(tmp_path / "stopped" / "model", tmp_path / "straight" / "model")
 
 
+@pytest.mark.slow
 def test_a_teacher_reads_what_vllm_drew(policy_model: Path, tmp_path: Path) -> None:
     how = options(Distill, teacher=str(policy_model), samples_per_prompt=1, lr=1e-7)
     Distill(how).train(work(policy_model, tmp_path / "run", **VLLM))
@@ -74,6 +79,7 @@ def test_a_teacher_reads_what_vllm_drew(policy_model: Path, tmp_path: Path) -> N
     assert all(abs(line["jsd"]) < 1e-3 for line in lines)
 
 
+@pytest.mark.slow
 def test_an_evaluation_while_it_trains_is_of_the_policy_as_it_is(policy_model: Path, tmp_path: Path) -> None:
     found: list[float | None] = []
 

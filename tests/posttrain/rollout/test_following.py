@@ -69,7 +69,7 @@ def gap(module: Any, answers: tuple[Continuation, ...], prompt: tuple[int, ...] 
     return float(max(found))
 
 
-@pytest.mark.parametrize("lora", [None, Lora(r=4)])
+@pytest.mark.parametrize("lora", [None, pytest.param(Lora(r=4), marks=pytest.mark.slow)])
 def test_vllm_answers_as_the_policy_is(policy_model: Path, tmp_path: Path, lora: Lora | None) -> None:
     module = trained(policy_model, lora)
     sampler = following_of(policy_model, module, tmp_path)
@@ -89,6 +89,7 @@ def test_vllm_answers_as_the_policy_is(policy_model: Path, tmp_path: Path, lora:
     sampler.release()
 
 
+@pytest.mark.slow
 def test_a_conversation_that_grows_is_answered_by_the_same_weights(
     policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_conversation_that_grows_is_answered_by_the_same_weights(
     sampler.release()
 
 
+@pytest.mark.slow
 def test_files_that_find_no_room_in_memory_go_beside_the_training(
     policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -89,7 +89,10 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(each, marks=pytest.mark.slow if each in ("PITA", "GRPO-HF") else ()) for each in ALGORITHMS],
+)
 def test_any_number_of_shards_collects_the_same_to_the_bit(
     make_settings: MakeSettings, tmp_path: Path, algorithm: str
 ) -> None:
