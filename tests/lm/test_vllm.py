@@ -141,6 +141,8 @@ def test_what_the_engine_is_made_of(trained: Path) -> None:
     exact = made("org/name", exact=True, gpus=0)
     assert (exact["max_num_seqs"], exact["enable_prefix_caching"], exact["tensor_parallel_size"]) == (1, False, 1)
     assert plain["enable_prefix_caching"]
+    # A generator of the CPU can't be turned back behind a part of a prompt.
+    assert "enable_chunked_prefill" not in plain and not made("m", device_map="cpu")["enable_chunked_prefill"]
     # It knows one attention of transformers' by name, on GPUs.
     assert made("org/name", attention="flash_attention_2")["attention_config"]["backend"] == "FLASH_ATTN"
     assert "attention_config" not in made("org/name", attention="eager")

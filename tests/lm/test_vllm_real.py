@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not PYTHON.exists(), reason=f"no vLLM: make vllm, or GPUHERD_VLLM_PYTHON ({PYTHON})"),
 ]
-QUESTIONS, SAMPLES = 16, 3
+QUESTIONS, SAMPLES = 16, 40  # prompts of more tokens than vLLM reads at once
 
 
 @pytest.fixture(scope="module")

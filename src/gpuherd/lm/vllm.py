@@ -281,6 +281,8 @@ def engine_settings(
         "max_num_seqs": 1 if exact else rows,
         # What another question has left in the cache would change how this one is computed.
         "enable_prefix_caching": not exact,
+        # Behind a part of a prompt vLLM draws too, and turns the generator back, which one on a CPU can't.
+        **({"enable_chunked_prefill": False} if options.device_map == "cpu" else {}),
         "trust_remote_code": options.trust_remote_code,
         "logprobs_mode": "processed_logprobs" if tempered else "raw_logprobs",
         "generation_config": "vllm",
