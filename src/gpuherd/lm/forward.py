@@ -332,13 +332,13 @@ def halving(
         else:
             continue
         # Outside the handler: a traceback keeps the tensors of the failed batch alive.
-        _release()
+        release()
         waiting[:0] = halved(batch)
         smaller(batch, len(waiting[0]))
     return found
 
 
-def _release() -> None:
+def release() -> None:
     """Gives back the memory of a batch that did not fit."""
     import gc
 

@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.engines.progress import report
 from gpuherd.errors import UsageError
-from gpuherd.lm.forward import BatchReading, CausalModel, causal_model, halved, padded, pieces
+from gpuherd.lm.forward import BatchReading, CausalModel, causal_model, halving, padded, pieces
 from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, Completion
 from gpuherd.posttrain.eval.results import Divergence, Estimator
 from gpuherd.runs import records
 from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
-from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -167,20 +166,8 @@ def _halving(count: int, work: Callable[[Sequence[int]], Sequence[Found]], most:
     """What ``work`` says of places 0 to ``count`` - 1, of at most so many together, and as many as memory lasts for."""
     import torch
 
-    found: dict[int, Found] = {}
-    waiting = [tuple(piece) for piece in pieces(count, most)]
     with torch.inference_mode():
-        while waiting:
-            some = waiting.pop(0)
-            try:
-                found.update(zip(some, work(some), strict=True))
-                continue
-            except (RuntimeError, MemoryError) as problem:
-                if len(some) == 1 or not is_out_of_memory(problem):
-                    raise
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            waiting = [*halved(some), *waiting]
+        found = halving(pieces(count, most), work)
     return [found[place] for place in range(count)]
 
 

@@ -218,8 +218,6 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
         "wandb": told["training.wandb_project"],
         "trackio": told["training.trackio_project"],
     }
-    steps = {key.name: told[full_name(name, key)] for name, table in BLOCKS.items() for key in table
-             if key.to.startswith("steps.")}  # fmt: skip
     where = Where(
         num_gpus=told["distributed.num_gpus"],
         gpu_ids=told["distributed.gpu_ids"],
@@ -260,7 +258,7 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
             project=told["training.wandb_project"] or told["training.trackio_project"],
             callbacks=told["callbacks"],
         ),
-        step_values={**steps, "strategy": Strategy(told["distributed.strategy"])},
+        step_values={**_standing_for("steps.", told), "strategy": Strategy(told["distributed.strategy"])},
         micro_batch=told["training.micro_batch_size"],
         accumulation=told["training.gradient_accumulation_steps"],
         data_file=told["training.data_file"],
@@ -272,6 +270,16 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
         eval_envs=told["eval_envs"],
         where=where,
     )
+
+
+def _standing_for(owner: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the keys that stand for options of one owner (``steps.``, ``lora.``), by the options' names."""
+    return {
+        key.to.removeprefix(owner): told[full_name(block, key)]
+        for block, table in BLOCKS.items()
+        for key in table
+        if key.to.startswith(owner)
+    }
 
 
 def _environment(told: EnvironmentOptions | None) -> dict[str, Any]:
@@ -306,9 +314,7 @@ def _algorithm(kind: type[Algorithm], given: Given) -> AlgorithmConfig:
     told, block, known = given.keys, block_of(kind), {each.name for each in fields(kind.Options)}
     options = {**given.options, "betas": (told["training.adam_beta1"], told["training.adam_beta2"])}
     if told["model.use_lora"]:
-        options["lora"] = Lora(
-            **{name: told[f"model.lora_{name}"] for name in ("r", "alpha", "dropout", "target_modules")}
-        )
+        options["lora"] = Lora(**_standing_for("lora.", told))
     if told.get(f"{block}.normalize_rewards") is False:
         options["reward_normalization"] = "none"
     if "source" in known:

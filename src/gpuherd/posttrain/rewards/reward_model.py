@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError, naming_extras
+from gpuherd.lm.forward import release
 from gpuherd.lm.tokens import MARKER, turn_end
 from gpuherd.models.checkpoints.hub import locate
 from gpuherd.models.load.pretrained import check_code, config_of, runs_own_code
@@ -251,7 +252,7 @@ class RewardModel:
                 scores = None
             if scores is None:  # outside the handler: a traceback keeps the failed batch's tensors alive
                 self.rows = replace(self.rows, now=len(batch)).failed()
-                _release()
+                release()
                 logger.warning("%s: out of memory with %d rows; %d now", quoted(self.name), len(batch), self.rows.now)
                 continue
             for row, score in zip(batch, scores, strict=True):
@@ -386,14 +387,3 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _quoted(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
-
-
-def _release() -> None:
-    """Gives back the memory of a batch that did not fit."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
