@@ -191,6 +191,20 @@ def test_without_gpus_a_table_of_usual_ones(capsys: Capture, standin: Standin) -
     capsys.readouterr()
 
 
+def test_without_gpus_a_model_that_is_not_there_does_not_stop_the_others(
+    capsys: Capture, standin: Standin, tmp_path: Path
+) -> None:
+    words = [f"{tmp_path}/none", "llama-3.2-1b"]
+    text = told(capsys, *words, code=ExitCode.MISSING)
+    assert "none: no plan: model" in text
+    assert "GPUs that it takes" in text
+    none, known = as_json(capsys, *words, code=ExitCode.MISSING)["plans"]
+    assert none["model"]["name"] == words[0]
+    assert none["fits"] is None
+    assert "no such folder" in none["error"]
+    assert known["usual_gpus"]
+
+
 def test_several_models_a_line_each(capsys: Capture) -> None:
     words = ["llama-3.2-1b", "llama-3.1-8b-4bit", "llama-3.1-70b", "--gpus", "2x24GB"]
     text = told(capsys, *words, code=ExitCode.FAILED)

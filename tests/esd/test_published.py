@@ -16,6 +16,8 @@ from gpuherd.errors import BadModel, ExitCode, UsageError
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import IMPORTED, ESDDirectory, as_text, refuse_another
 from gpuherd.esd.published import import_published
+from gpuherd.esd.report.contents import Contents
+from gpuherd.esd.report.reading import read_results
 from gpuherd.esd.results import ModelTable, read_alphas, read_model, read_tables
 
 SHARED = Path(os.environ.get("GPUHERD_SHARED_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
@@ -95,6 +97,7 @@ def test_figures_are_theirs_and_sentinels_become_reasons(tmp_path: Path) -> None
         ([ROW | {"M": ""}], "M is ''"),
         ([ROW, ROW | {"model_id": "org/b"}], "2: org/a, org/b"),
         ([ROW | {"model_id": ""}], "of one model"),
+        ([ROW | {"model_id": " "}], "a row without a model_id"),
         ([ROW | {"params": "1e300"}], "params is '1e300', no whole number"),
         ([ROW | {"num_evals": "7.5"}], "num_evals is '7.5', no whole number"),
         ([ROW | {"M": "-5"}], "M is '-5'"),
@@ -117,6 +120,22 @@ def test_an_empty_or_binary_file_is_refused(tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_bytes(content)
         with pytest.raises(BadModel, match=r"a\.csv"):
             read_published(tmp_path / "a.csv")
+
+
+def test_a_row_with_more_cells_than_the_heading_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", ROW)
+    path.write_text(path.read_text().rstrip("\n") + ",1\n")
+    with pytest.raises(BadModel, match="row 1 has more cells"):
+        read_published(path)
+
+
+def test_an_enormous_alpha_is_counted_without_a_warning(tmp_path: Path) -> None:
+    for name, other in (("a", ""), ("b", "org/a")):
+        huge = ROW | {"model_id": f"org/{name}", "alpha": "1e308", "source_model": other}
+        write(tmp_path / f"{name}.csv", huge, huge | {"longname": "h.1.q"})
+    directory = ESDDirectory(tmp_path / "out")
+    assert all(done.problem is None for done in import_published(tmp_path, directory))
+    assert Contents(read_results(directory.root)).index()["pooled"][-1] == 4
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

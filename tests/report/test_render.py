@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import MissingExtra
-from gpuherd.report.charts import Axis, Line, line_chart, stroke
+from gpuherd.report.charts import Axis, Line, Span, line_chart, stroke, timeline_chart
 from gpuherd.report.nodes import card, element
 from gpuherd.report.page import PageContents, View, frame_bytes, packed_views, render_page, vega_bundle
 
@@ -92,3 +92,8 @@ def test_the_bundle_is_what_vl_convert_makes() -> None:
     if vl_convert.__version__ != "1.9.0":
         pytest.skip("the bundle was made by another version")
     assert sha(vl_convert.javascript_bundle()) == vega_bundle().policy
+
+
+def test_lanes_may_be_called_anything() -> None:
+    spans = [Span(lane, 0, 0.0, 1.0, "red", ()) for lane in ("gpu 10", "gpu 9", "²", "٣")]
+    assert timeline_chart(spans, Axis("s", (0, 1)), "jobs")

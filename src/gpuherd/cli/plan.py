@@ -194,7 +194,7 @@ def _plan_several(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:
             rows.append(PlannedModelRow(model, None, str(problem)))
     if as_json:
         plans = [
-            {"model": {"name": row.model}, "fits": None, "error": row.problem}
+            _without_plan(row.model, row.problem)
             if row.result is None
             else plan_to_dict(row.result, _for_model(request, number))
             for number, row in enumerate(rows)
@@ -213,33 +213,48 @@ def _for_model(request: PlanRequest, number: int) -> PlanRequest:
 
 
 def _plan_on_common_gpus(request: PlanRequest, as_json: bool) -> int:
-    """The need of each model on common GPUs."""
+    """The need of each model on common GPUs. Of several, one that can't be planned does not stop the others; the first
+    such one sets the exit code."""
     from gpuherd.models.place.answers_page import common_gpus_to_dict, render_common_gpus
-    from gpuherd.models.place.page import model_to_dict
+    from gpuherd.models.place.page import model_to_dict, wrapped
     from gpuherd.models.place.planner import plan_on_common_gpus, precisions_to_compare
     from gpuherd.models.place.request import resolve_precision
 
-    options, found = request.options, []
+    options, window = request.options, plan_window()
+    plans: list[dict[str, Any]] = []
+    sections: list[list[Line]] = []
+    problems: list[GpuherdError] = []
     for number, model in enumerate(request.models):
-        architecture, precision = resolve_precision(*_read(model, options))
-        rows = plan_on_common_gpus(
-            architecture,
-            precisions_to_compare(precision) if options.dtype is None else (precision,),
-            options.workload(),
-            options.kept(),
-            parallel=options.parallel or "auto",
-            count=options.gpus_per_job,
-        )
-        found.append((architecture, rows, _for_model(request, number)))
+        try:
+            architecture, precision = resolve_precision(*_read(model, options))
+            rows = plan_on_common_gpus(
+                architecture,
+                precisions_to_compare(precision) if options.dtype is None else (precision,),
+                options.workload(),
+                options.kept(),
+                parallel=options.parallel or "auto",
+                count=options.gpus_per_job,
+            )
+        except GpuherdError as problem:
+            if len(request.models) == 1:
+                raise
+            problems.append(problem)
+            plans.append(_without_plan(model, str(problem)))
+            sections.append(wrapped(f"{model}: no plan: {problem}", window, "bad"))
+            continue
+        plans.append({"model": model_to_dict(architecture), "usual_gpus": common_gpus_to_dict(rows)})
+        sections.append(render_common_gpus(architecture, options.workload(), rows, _for_model(request, number), window))
     if as_json:
-        _print_plans(
-            [{"model": model_to_dict(each), "usual_gpus": common_gpus_to_dict(rows)} for each, rows, _ in found]
-        )
-        return ExitCode.OK
-    for number, (architecture, rows, for_model) in enumerate(found):
-        lines = render_common_gpus(architecture, options.workload(), rows, for_model, plan_window())
-        print_lines([*([()] if number else []), *lines])
-    return ExitCode.OK
+        _print_plans(plans)
+    else:
+        for number, lines in enumerate(sections):
+            print_lines([*([()] if number else []), *lines])
+    return problems[0].exit_code if problems else ExitCode.OK
+
+
+def _without_plan(model: str, problem: str) -> dict[str, Any]:
+    """What JSON says of one of several models that can't be planned."""
+    return {"model": {"name": model}, "fits": None, "error": problem}
 
 
 def _plan_training(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:

@@ -91,7 +91,9 @@ def _parsed_by_python(data: bytes) -> pa.Table | ValueError:
         rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
     except (ValueError, csv.Error) as problem:
         return ValueError(str(problem))
-    names = [name for name in rows[0] if isinstance(name, str)] if rows else []
+    if long := next((at for at, row in enumerate(rows, 1) if None in row), None):
+        return ValueError(f"row {long} has more cells than the heading")
+    names = list(rows[0]) if rows else []
     return pa.table({name: pa.array([row[name] or "" for row in rows], pa.string()) for name in names})
 
 
@@ -127,7 +129,9 @@ def _origin(path: Path, cells: pa.Table) -> Origin:
     if ORIGIN in cells.column_names:
         raise BadModel(f"{path} is a stats file of gpuherd, by a convention of its own: name it or its run as it is")
     ids = pc.unique(cells["model_id"]).to_pylist()
-    if len(ids) > 1 or not ids[0]:
+    if not all(each.strip() for each in ids):
+        raise BadModel(f"{path} should be of one model, and has a row without a model_id")
+    if len(ids) > 1:
         raise BadModel(f"{path} should be of one model, not of {len(ids)}: {', '.join(sorted(ids)[:3])}")
     if pc.count_distinct(cells["longname"]).as_py() < cells.num_rows:
         names = Counter(cells["longname"].to_pylist())

@@ -11,7 +11,7 @@ import csv
 import json
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -317,7 +317,9 @@ def _typed(cells: pa.Table) -> pa.Table:
 
 
 def _parts(file: pq.ParquetFile, path: Path) -> Iterator[tuple[_Source, list[tuple[str, int]]]]:
-    """The row groups of a fragment, each with the models in it: of each its stem and its number of rows."""
+    """The row groups of a fragment, each with the models in it: of each its stem and its number of rows. Raises
+    ValueError for a file of other columns, or one whose list of models is not that of its rows."""
+    _check_columns(file.schema_arrow)
     coming = iter(_models_in(file, path))
     version = path.stat().st_mtime_ns
     for group in range(file.num_row_groups):
@@ -325,12 +327,46 @@ def _parts(file: pq.ParquetFile, path: Path) -> Iterator[tuple[_Source, list[tup
         while count < rows:
             inside.append(next(coming))
             count += inside[-1][1]
+        if count != rows:
+            raise ValueError("its list of models is damaged")
         yield _Source(path, group, version), inside
 
 
+def _check_columns(schema: pa.Schema) -> None:
+    """Raises ValueError where a column that is needed is not there, or one is not of its type."""
+    import pyarrow as pa
+
+    missing = next((name for name in _NEEDED if name not in schema.names), None)
+    if missing is not None:
+        raise ValueError(f"it has no column {missing!r}")
+    of_kind = {
+        "str": pa.types.is_string,
+        "int": pa.types.is_integer,
+        "float": lambda kind: pa.types.is_floating(kind) or pa.types.is_integer(kind),
+    }
+    for each in schema:
+        kind = kind_of_column(each.name) if is_declared(each.name) else "str"
+        known = each.name in LINEAGE_COLUMNS or (is_declared(each.name) and each.name not in CONVENTION_COLUMNS)
+        if known and not of_kind[kind](each.type):
+            raise ValueError(f"its column {each.name!r} holds {each.type}")
+
+
 def _models_in(file: pq.ParquetFile, path: Path) -> list[tuple[str, int]]:
+    """The models of a fragment: of each the stem of its files and its number of rows. Raises ValueError."""
     listed = (file.metadata.metadata or {}).get(MODELS)
-    return [(path.stem, file.metadata.num_rows)] if listed is None else json.loads(listed)
+    if listed is None:
+        return [(path.stem, file.metadata.num_rows)]
+    models = json.loads(listed)
+    # Stems come from a file that somebody may have sent: views are written under them.
+    if not isinstance(models, list) or not all(map(_is_model, models)):
+        raise ValueError("its list of models is damaged")
+    return [(stem, count) for stem, count in models]
+
+
+def _is_model(entry: Any) -> bool:
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str) or type(entry[1]) is not int:
+        return False
+    return bool(entry[0]) and Path(entry[0]).name == entry[0] and "\0" not in entry[0] and entry[1] > 0
 
 
 def _read_fragment(path: Path, written: Mapping[str, int], same: dict[Any, Any]) -> Iterator[ModelTable]:
@@ -455,7 +491,14 @@ def _tables_of(
     bounds = np.cumsum([0, *(count for _, count in models)]).tolist()
     whose = [name for name in rows.column_names if name in (*LINEAGE_COLUMNS, *CONVENTION_COLUMNS)]
     about = rows.select(whose).take(column("int", bounds[:-1])).to_pylist()
-    figures = {each.name: pa.types.is_string(each.type) for each in rows.schema if each.name not in whose}
+    for name in ("model_id", "longname", "M", "N", "params"):
+        if rows[name].null_count:
+            raise ValueError(f"a row has no {name}")
+    figures = {
+        each.name: pa.types.is_string(each.type)
+        for each in rows.schema
+        if each.name not in whose and any(is_kind(each.type) for is_kind in _kinds())
+    }
     numbers = tuple(name for name, is_text in figures.items() if not is_text and name not in NOT_METRICS)
     status = np.array(rows["fit_status"].combine_chunks().to_numpy(zero_copy_only=False) == FIT_OK)
     core = {name: np.where(status, _floats(rows[name]), np.nan) for name in CORE}
@@ -493,6 +536,13 @@ def _tables_of(
             notes={name: part(values, at) for name, values in texts.items() if name not in ("longname", "fit_status")},
             has_spectrum=has_spectrum,
         )
+
+
+def _kinds() -> tuple[Callable[[pa.DataType], bool], ...]:
+    """Whether a column holds text, or numbers; columns of anything else are no figures."""
+    import pyarrow as pa
+
+    return pa.types.is_string, pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
 
 
 def _texts(cells: pa.ChunkedArray) -> list[str]:

@@ -61,6 +61,14 @@ def is_there(text: str) -> bool:
         return False
 
 
+def user_path(text: str) -> Path:
+    """The path with ``~`` and ``~user`` replaced; as it is where there is no such user, as shells have it."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
 def parse_model(text: str) -> ModelRef:
     """What the text names.
 

@@ -343,7 +343,7 @@ def timeline_chart(spans: Sequence[Span], x: Axis, label: str) -> Node:
 
 def _natural(word: str) -> list[tuple[int, str]]:
     """Sorts numbers in words by their size."""
-    return [(int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", word)]
+    return [(int(each), "") if each.isdecimal() else (-1, each) for each in re.split(r"(\d+)", word)]
 
 
 def drawn_on(name: str) -> altair.Chart:

@@ -84,7 +84,11 @@ def _read_dataclass(kind: type, value: Any, as_lists: Collection[type]) -> Any:
         )
     parts = _of(dict, value)
     # A field with a default may be missing: files of versions before the field lack it.
-    there = [each for each in fields(kind) if each.name in parts or each.default is MISSING]
+    there = [
+        each
+        for each in fields(kind)
+        if each.name in parts or (each.default is MISSING and each.default_factory is MISSING)
+    ]
     return kind(**{each.name: read(types_of[each.name], parts[each.name], as_lists) for each in there})
 
 

@@ -69,3 +69,33 @@ def test_where_there_is_no_description_the_headers_answer_and_say_so(
     assert found.assumptions[-1].startswith(str(problem))
     with pytest.raises(type(problem), match=str(problem)):
         reading._of_fields(NEW, "m", training=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said", "stored"), [("F32", "bfloat16", "fp32"), ("F32", None, "fp32"), ("I64", "float16", "fp16")]
+)
+def test_headers_alone_say_what_is_stored(dtype: str, said: str | None, stored: str) -> None:
+    tensors = {name: replace(info, dtype=dtype) for name, info in headers().items()}
+    assert from_weights.of_headers({**NEW, "dtype": said}, tensors, "m").stored == stored
+
+
+def test_codes_are_counted_with_their_scales_where_headers_alone_answer() -> None:
+    tensors = headers()
+    name = next(each for each in tensors if each.endswith("q_proj.weight"))
+    tensors[name] = replace(tensors[name], dtype="INT8", nbytes=4096, dequantized=True)
+    tensors["scales"] = TensorInfo("scales", (64,), "F32", 256, scales_of=name)
+    found = from_weights.of_headers(NEW, tensors, "m")
+    assert found.stored == "as-stored"
+    assert next(each for each in found.tensors() if each.name == name).stored_bytes == 4096 + 256
+    assert any("INT8" in sentence for sentence in found.assumptions)
+
+
+def test_a_name_with_a_number_of_thousands_of_digits_is_no_layer() -> None:
+    long = f"model.layers.{'9' * 5000}.self_attn.q_proj.weight"
+    found = from_weights.of_headers(NEW, {**headers(), long: TensorInfo(long, (64, 64), "F16", 8192)}, "m")
+    assert found.layers == 3
+
+
+def test_heads_that_are_more_than_the_width_are_not_believed() -> None:
+    found = from_weights.of_headers({**NEW, "num_attention_heads": 1000}, headers(), "m")
+    assert {block.cache.per_token for block in found.blocks if block.cache is not None} == {2 * 2 * 16}

@@ -18,10 +18,12 @@ from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.memory.kv_cache import Reserve, Workload
 from gpuherd.models.memory.usage import CostTable
 from gpuherd.models.memory.weights import Precision
+from gpuherd.models.place import placement
 from gpuherd.models.place.gpus import GpuSpec, parse_gpus
+from gpuherd.models.place.placement import _fitting
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.place.split import cuts_allowed, ties_together
+from gpuherd.models.place.split import BlockSizes, cuts_allowed, ties_together
 
 BF16 = Precision.BF16
 ONE = Workload(1, 16, 16)
@@ -351,3 +353,16 @@ def test_the_reference_refuses_and_so_do_we_with_what_would_fit(model: str, card
     told = refused(read_architecture(model), parse_gpus(cards), Precision.FP16, EIGHT)
     assert told.missing > 0
     assert told.alternatives
+
+
+def test_more_gpus_than_the_model_has_parts_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def fitting(gpus: Sequence[GpuSpec], count: int, sizes: BlockSizes) -> tuple[GpuSpec, ...] | None:
+        tried.append(count)
+        return _fitting(gpus, count, sizes)
+
+    monkeypatch.setattr(placement, "_fitting", fitting)
+    large = toy((300,) * 6)
+    assert refused(large, gpus_of(*[256] * 1024), BF16, ONE, NOTHING, advise=False).missing > 0
+    assert max(tried) == len(large.blocks)

@@ -277,6 +277,9 @@ def test_what_is_not_there_is_told_with_what_is_near(tmp_path: Path) -> None:
         load_questions("triviaqa")
     with pytest.raises(MissingQuestions, match=r"no data set or file .*nothing\.jsonl"):
         load_questions(tmp_path / "nothing.jsonl")
+    for impossible in ("~no-such-user/questions.csv", "a" * 5000, ":config"):
+        with pytest.raises(MissingQuestions, match="no data set or file"):
+            load_questions(impossible)
     (tmp_path / "questions.txt").write_text("?")
     with pytest.raises(UsageError, match=r"ends in \.jsonl"):
         load_questions(tmp_path / "questions.txt")

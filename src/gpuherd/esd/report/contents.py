@@ -162,6 +162,7 @@ class Contents:
             [printable(each.model), printable(each.kind), short_reason(each.reason)] for each in self._results.failures
         ]
 
+    @np.errstate(over="ignore")  # alphas beyond 1e307 have no mean: none is shown
     def index(self) -> dict[str, Any]:
         """All but the arrays of the models."""
         reasons: dict[str, int] = {}

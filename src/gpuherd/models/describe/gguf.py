@@ -23,7 +23,7 @@ from gpuherd.models.tensors.source import TensorInfo
 
 # llama.cpp's name -> model_type, where transformers changes it while it loads (``load_gguf_checkpoint``).
 _RENAMED = {"gemma3": "gemma3_text", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
-_BLOCK = re.compile(r"blk\.(\d+)\..+")
+_BLOCK = re.compile(r"blk\.([0-9]{1,9})\..+")
 
 
 def is_gguf(config: Mapping[str, Any]) -> bool:
@@ -47,7 +47,7 @@ def architecture_of(
         raise BadModel(
             f"{quoted(model)} is a GGUF file of the architecture {quoted(named)}, which transformers can't load"
         )
-    if not layers or embedding is None:
+    if not layers or embedding is None or len(embedding.shape) != 2:
         raise BadModel(f"{quoted(model)} has no token_embd.weight or no layers: it is no whole model")
     fields = {
         **{key: value for key, value in config.items() if key != "architecture"},
@@ -60,7 +60,8 @@ def architecture_of(
     try:
         built = described(fields, model, training=training)
     except MissingExtra as problem:
-        return of_headers(fields, tensors, model).with_remarks(f"{problem}.")
+        # Turned back into weights while it is loaded, whatever the file stores.
+        return replace(of_headers(fields, tensors, model), stored=None, stored_method=None).with_remarks(f"{problem}.")
     stored = sum(prod(info.shape) for info in tensors.values() if not info.name.startswith("rope_"))
     if stored != built.parameters:
         raise BadModel(

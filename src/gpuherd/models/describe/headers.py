@@ -31,7 +31,8 @@ from gpuherd.models.tensors.fused import EXPERTS_APART
 from gpuherd.models.tensors.kinds import Ties, classify, ties_of
 from gpuherd.models.tensors.source import TensorInfo
 
-_NUMBERED = re.compile(r"(?P<list>.*?\D)\.(?P<number>\d+)\.(?P<rest>.+)|(?P<bare>\d+)\.(?P<bare_rest>.+)")
+# Numbers of at most nine digits, as layers have: Python reads none of thousands.
+_NUMBERED = re.compile(r"(?P<list>.*?\D)\.(?P<number>[0-9]{1,9})\.(?P<rest>.+)|(?P<bare>[0-9]{1,9})\.(?P<bare_rest>.+)")
 _KEYS = re.compile(r"(?:.+\.)?(?:k_proj|key|k_lin|wk|k|attn_k)\.weight")
 _VALUES = re.compile(r"(?:.+\.)?(?:v_proj|value|v_lin|wv|v|attn_v)\.weight")
 _QUERIES = re.compile(r"(?:.+\.)?(?:q_proj|query|q_lin|wq|q|attn_q)\.weight")
@@ -46,7 +47,13 @@ def of_headers(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], mod
     Raises BadModel when there are no numbered layers, or when neither the config nor the shapes tell how large the KV
     cache is; the message names what is missing.
     """
-    weights = {name: info for name, info in tensors.items() if info.scales_of is None and info.shares is None}
+    stored = Stored(tensors)
+    weights = {
+        name: replace(info, nbytes=_code_bytes([info], stored)) if info.dequantized else info
+        for name, info in tensors.items()
+        if info.scales_of is None and info.shares is None
+    }
+    quantised = _quantised_as(tensors)
     text = {**config, **(text_part(config) or {})}
     ties = ties_of(weights, config)
     layers, rest = _sorted_out(weights)
@@ -70,9 +77,10 @@ def of_headers(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], mod
         intermediate_size=number_of(text, "intermediate") or 4 * hidden,
         vocab_size=embedding.shape[0] if embedding is not None else hidden,
         heads=heads,
-        stored=stored_precision(config),
+        stored=_AS_STORED if quantised else precision_of(tensors) or stored_precision(config),
+        stored_method=method_of(config) if quantised else None,
         source="weights",
-        assumptions=(*assumptions, *assumptions_of(config)),
+        assumptions=(*assumptions, *assumptions_of(config), *quantised),
         max_tokens=number_of(text, "tokens"),
     )
 
@@ -120,9 +128,9 @@ def _cache(
 ) -> tuple[int, int]:
     """Numbers that a layer keeps of each token, and query heads."""
     heads, hidden = number_of(text, "heads"), number_of(text, "hidden")
-    size = number_of(text, "head_dim") or (hidden // heads if heads and hidden else None)
+    size = number_of(text, "head_dim") or (hidden // heads if heads and hidden else 0)
     first = layers[min(layers)]
-    if heads is not None and size is not None:
+    if heads is not None and size:
         return 2 * (number_of(text, "key_heads") or heads) * size, heads
     keys = next((info for info in first if _KEYS.fullmatch(info.name)), None)
     values = next((info for info in first if _VALUES.fullmatch(info.name)), None)
@@ -325,10 +333,8 @@ def _checked(
         absent = [block for block, found in zip(described.blocks, blocks, strict=True) if found is None]
         what = "output head" if absent[0].kind == "head" else absent[0].name
         assumptions.append(f"The weights hold no {what}: planned without one.")
-    quantised = Counter(info.dtype for info in tensors.values() if info.dequantized)
-    if quantised:
-        assumptions.append(f"Stored quantised ({', '.join(quantised)}): as-stored is the size of its codes and scales.")
-    assumptions += _left_over(tensors, used)
+    quantised = _quantised_as(tensors)
+    assumptions += [*quantised, *_left_over(tensors, used)]
     return replace(
         described,
         blocks=kept,
@@ -337,6 +343,14 @@ def _checked(
         source="weights",
         assumptions=tuple(assumptions),
     )
+
+
+def _quantised_as(tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
+    """A sentence where the checkpoint stores codes."""
+    formats = dict.fromkeys(info.dtype for info in tensors.values() if info.dequantized)
+    if not formats:
+        return ()
+    return (f"Stored quantised ({', '.join(formats)}): as-stored is the size of its codes and scales.",)
 
 
 def precision_of(tensors: Mapping[str, TensorInfo]) -> str | None:
@@ -398,8 +412,13 @@ def _as_stored(tensor: Tensor, infos: Sequence[TensorInfo], stored: Stored) -> T
     """The tensor with the bytes of its codes, where it is stored as such."""
     if not any(info.dequantized for info in infos):
         return tensor
-    parts = [part for info in infos for part in (info, *stored.scales_of(info)) if "quant_state." not in part.name]
-    return replace(tensor, stored_bytes=sum(part.nbytes for part in parts))
+    return replace(tensor, stored_bytes=_code_bytes(infos, stored))
+
+
+def _code_bytes(infos: Sequence[TensorInfo], stored: Stored) -> int:
+    """What codes take in memory, with their scales, zeros and tables."""
+    parts = [part for info in infos for part in (info, *stored.scales_of(info))]
+    return sum(part.nbytes for part in parts if "quant_state." not in part.name)
 
 
 def _left_over(tensors: Mapping[str, TensorInfo], used: set[str]) -> list[str]:

@@ -153,7 +153,11 @@ def _by_layers(
     sizes = task.sizes()
     cooperating = len(able_to_cooperate(gpus))
     most = 1 if parallel == "replica" else count or max(1, cooperating)
-    counts = range(1 if parallel == "auto" and count is None else most, most + 1)
+    counts: Sequence[int] = (most,)
+    if parallel == "auto" and count is None:
+        # More GPUs than pieces would stay empty; fewer than the memory of the roomiest allows can't hold it.
+        most = min(most, max(len(each.sizes().cuts) - 1 for each in task.layouts))
+        counts = range(min(_fewest(gpus, sizes), most), most + 1)
     for number in counts:
         choices = [
             (each, found, each.sizes().best(found))
@@ -176,6 +180,17 @@ def _by_layers(
         key=_fullness,
     )
     return best.too_large(best.sizes().loads(order, split))
+
+
+def _fewest(gpus: Sequence[GpuSpec], sizes: BlockSizes) -> int:
+    """How many of the roomiest GPUs have the memory that the model takes on one; fewer can't hold it."""
+    rooms = sorted((max(0, sizes.available(gpu)) for gpu in gpus), reverse=True)
+    needed, held = sizes.on_one_gpu(), 0
+    for number, room in enumerate(rooms, 1):
+        held += room
+        if held >= needed:
+            return number
+    return len(rooms)
 
 
 def _fullness(choice: tuple[AnswerTask, tuple[GpuSpec, ...], LayerSplit]) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpuherd.errors import UsageError
+from gpuherd.models.names import is_there, quoted, user_path
 from gpuherd.options import did_you_mean, option
 from gpuherd.qa.data.files import SUFFIXES, rows_of_file
 from gpuherd.qa.data.questions import (
@@ -154,23 +155,23 @@ def _in_context(question: Question, with_context: bool) -> Question:
 
 def _read(name: str, split: str | None, revision: str | None, context: ContextRule) -> _ReadData:
     known = dataset_readers()
-    path = Path(name).expanduser()
+    path = user_path(name)
     if name in known:
         here = Path(known[name].hub_id)
         if here.is_dir():  # the library would read that folder, without a warning
             raise UsageError(f"{name}: there is a folder {here} where you are; say ./{here}, or start elsewhere")
         return _of_hub(known[name], split, revision, context)
-    if path.is_dir():
-        return _of_hub(_reader_of_folder(path), split, revision, context)
-    if path.exists():
+    if is_there(name):
+        if path.is_dir():
+            return _of_hub(_reader_of_folder(path), split, revision, context)
         return _of_file(path, split, revision, context)
     folder, _, config = str(path).rpartition(":")
-    if config and folder and Path(folder).is_dir():
+    if config and folder and is_there(folder) and Path(folder).is_dir():
         return _of_hub(_reader_of(str(Path(folder)), config), split, revision, context)
     hub_id = _HUB_ID.fullmatch(name)
     if path.suffix.lower() in SUFFIXES or hub_id is None:
         hint = did_you_mean(name, known, f"names: {', '.join(sorted(known))}; or a file", most=2)
-        raise MissingQuestions(f"no data set or file {name!r}{hint}")
+        raise MissingQuestions(f"no data set or file {quoted(name)}{hint}")
     return _of_hub(_reader_of(hub_id[1], hub_id[2]), split, revision, context)
 
 

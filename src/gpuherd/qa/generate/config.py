@@ -17,6 +17,7 @@ from gpuherd.jobs.run_dir import safe_name
 from gpuherd.lm.backend import Decoding
 from gpuherd.lm.guidance.guide import Guide, Mode
 from gpuherd.models.load.options import WorkOptions
+from gpuherd.models.names import is_there, user_path
 from gpuherd.options import option
 from gpuherd.qa.data.load import QuestionOptions
 from gpuherd.qa.data.readers.registry import dataset_readers
@@ -274,9 +275,9 @@ def resolved_path(name: str, value: str | None) -> str | None:
     if a file has that name."""
     if value is None or (name == "prompt" and value in STYLES) or (name == "dataset" and value in dataset_readers()):
         return value
-    path = Path(value).expanduser()
-    if not path.exists():
+    if not is_there(value):
         return value
+    path = user_path(value)
     # Links are not followed: a snapshot of the Hub has links, whose suffixes tell the format.
     return str(path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name)
 

@@ -30,6 +30,7 @@ from gpuherd.lm.guidance.guide import (
 from gpuherd.lm.tokens import end_tokens_in, positions_in
 from gpuherd.models.load.identity import ModelFiles, files_digest, model_files, reference, tokenizer_in
 from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.names import user_path
 from gpuherd.qa.data.load import load_questions
 from gpuherd.qa.data.questions import BadQuestions, QuestionSet, RefusedRow
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
@@ -196,7 +197,7 @@ def resolved_guide(options: GuideOptions, tokenizer: Any) -> Guide | None:
     """
     if options.guide is None:
         return None
-    folder = Path(options.guide).expanduser()
+    folder = user_path(options.guide)
     form = read_form(folder)
     guide = options.as_guide(Mode.BERNOULLI if form.head is Head.BERNOULLI else Mode.DISTRIBUTIONAL)
     refuse_mode(guide.mode, atoms=form.head is Head.ATOMS)
@@ -328,7 +329,7 @@ def changed_models(config: GenerateConfig, kept: Mapping[str, Any]) -> list[str]
         if reference(config.model).path is not None:
             folders["model_sha256"] = config.model, model_files(config.model, config.adapter).folders
         if config.guide is not None:
-            folders["guide_sha256"] = config.guide, (Path(config.guide).expanduser(),)
+            folders["guide_sha256"] = config.guide, (user_path(config.guide),)
         return [
             named
             for name, (named, where) in folders.items()
@@ -368,7 +369,7 @@ def _content_digests(
     examples = found.examples_source
     guided = {}
     if config.guide is not None:
-        folder = Path(config.guide).expanduser()
+        folder = user_path(config.guide)
         guided = {"guide_sha256": files_digest(folder, recorded=kept.get("guide_sha256"))}
     return {
         **guided,

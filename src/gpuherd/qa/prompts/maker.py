@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.models.names import user_path
 from gpuherd.options import did_you_mean, option
 from gpuherd.qa.data.questions import FewShotExample
 from gpuherd.qa.prompts.conversation import Turn, control_texts, defused, template_sha256, templated, token_ids
@@ -143,7 +144,7 @@ def style_named(name: str) -> Style:
         data = (Path(__file__).with_name("styles") / f"{name}.json").read_bytes()
         parts = json.loads(data)
         return Style(name, **{**parts, "stop": tuple(parts["stop"])}, sha256=hashlib.sha256(data).hexdigest())
-    return _of_file(Path(name).expanduser())
+    return _of_file(user_path(name))
 
 
 def _of_file(path: Path) -> Style:

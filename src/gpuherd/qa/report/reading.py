@@ -208,12 +208,12 @@ def _clusters(run: Run, answers: Sequence[Answered], scoring: ScoringMeta) -> di
     how = scoring.settings.get("equivalence")
     if not isinstance(how, Mapping):
         return {}
-    rule = ClusterRule(how["by"], MeaningRule(how["rule"]), how["threshold"])
     texts = [[sample.text for sample in answers_of(each, True, scoring.span).samples] for each in answers]
     try:
+        rule = ClusterRule(how["by"], MeaningRule(how["rule"]), how["threshold"])
         found = [None] * len(answers) if how["by"] in BY_TEXT else _equivalence_rows(run, scoring)
         clusters = [clusters_in(each, row, rule) for each, row in zip(texts, found, strict=True)]
-    except (BadStatistic, ValueError) as problem:
+    except (BadStatistic, ValueError, KeyError, TypeError) as problem:
         logger.warning("the clusters of scoring %s can't be shown: %s", scoring.name, problem)
         return {}
     return {each.question.id: known for each, known in zip(answers, clusters, strict=True) if known is not None}
@@ -246,7 +246,7 @@ def _settings(run: Run, scoring: ScoringMeta | None, evaluation: RunEvaluation |
     found["backend"] = found.pop(BACKEND_IN_RECORDS, None)
     found |= {name: run.record[name] for name in ("started", "prompts_sha256") if name in run.record}
     found |= {name: run.done[name] for name in ("dtype", "batch_size", "answers_sha256") if name in run.done}
-    versions = dict(run.done.get("versions") or {})
+    versions = dict(_mapping(run.done.get("versions")))
     if scoring is not None:
         found["end token in scores"] = scoring.eos
         found |= {f"scores: {need}": said for need, said in scoring.statistics.items()}
@@ -258,13 +258,18 @@ def _settings(run: Run, scoring: ScoringMeta | None, evaluation: RunEvaluation |
     return [(name, _shortened(str(value))) for name, value in found.items() if value not in (None, "", [], (), {})]
 
 
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A table of done.json; an empty one where something else stands there."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def _shortened(text: str) -> str:
     out = len(text) - MOST_OF_A_SETTING
     return text if out <= 0 else f"{text[:MOST_OF_A_SETTING]} … {out} more characters are in run.json"
 
 
 def _notes(run: Run) -> list[str]:
-    counts = run.done.get("counts") or {}
+    counts = _mapping(run.done.get("counts"))
     # Judgings and scorings have queues of their own.
     queues = sorted(run.folder.root.rglob(run.folder.queue.name))
     notes = [*dict.fromkeys(note for queue in queues for note in notes_on_gpus(queue))]
@@ -272,8 +277,8 @@ def _notes(run: Run) -> list[str]:
         notes.append(f"{refused} rows of the data set were not asked; refused.jsonl says why.")
     if cut := counts.get("prompts_cut"):
         notes.append(f"{cut} contexts were cut to fit the model.")
-    if nan := (counts.get("finish") or {}).get("nan"):
-        notes.append(f"{nan} of {counts['answers']} answers are NaN: the model gave no finite numbers.")
+    if nan := _mapping(counts.get("finish")).get("nan"):
+        notes.append(f"{nan} of {counts.get('answers', 'all')} answers are NaN: the model gave no finite numbers.")
     if only_thought := counts.get("only_thought"):
         notes.append(f"{only_thought} answers ended within a thought, and so are none.")
     return notes

@@ -119,12 +119,19 @@ def scores(folder: QADirectory, meta: ScoringMeta) -> ScoreTable:
     """The scores, every number to the bit as it was computed. Raises BadScoring where the file is not as it was
     written."""
     data = SCORINGS.content(folder, meta)
-    names, rows = _cells(data.decode("utf-8"))
-    ids = tuple(_unmarked(row[1]) for row in rows)
-    columns = {
-        name: tuple(float(row[place]) if row[place] else None for row in rows)
-        for place, name in enumerate(names, start=len(_KEYS))
-    }
+    try:
+        names, rows = _cells(data.decode("utf-8"))
+        ids = tuple(_unmarked(row[1]) for row in rows)
+        columns = {
+            name: tuple(float(row[place]) if row[place] else None for row in rows)
+            for place, name in enumerate(names, start=len(_KEYS))
+        }
+    except (ValueError, IndexError, csv.Error) as problem:
+        raise BadScoring(f"{folder.scoring(meta.name, '.csv')} is no table of scores: {problem}; score again") from None
+    if sorted(columns) != sorted(each.name for each in meta.measures):
+        raise BadScoring(
+            f"{folder.scoring(meta.name, '.csv')} has other measures than its description says; score again"
+        )
     return ScoreTable(ids, columns)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.models.memory.weights import Precision
-from gpuherd.models.names import quoted
+from gpuherd.models.names import is_there, quoted
 
 if TYPE_CHECKING:
     from gpuherd.lm.backend import PromptTokens
@@ -50,7 +50,7 @@ def generator_of(run: Run, options: OptionsT) -> Generator[OptionsT]:
     config = run.config
     model = str(config["model"])
     inside = Path(str(run.record.get("cwd", "."))) / model
-    if not Path(model).expanduser().exists() and inside.exists():
+    if not is_there(model) and inside.exists():
         model = str(inside)
     before = {name: config.get(name) for name in _AS_GENERATED if not _is_given(name, options)}
     then = {name: value for name, value in before.items() if value is not None}
