@@ -68,23 +68,29 @@ class Reward:
     note: str | None = None
 
 
-class Task(Protocol):
-    """Problems of one kind, and what completions earn.
-
-    Attributes:
-        name: its id.
-        verifiable: rewards are 0 or 1 and say whether a completion is right.
-        reward_range: the least and the largest reward; what a histogram of rewards spans.
-    """
-
-    name: str
-    verifiable: bool
-    reward_range: tuple[float, float]
+class ProblemSource(Protocol):
+    """A source of problems; any task is one."""
 
     def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
         """The first ``count`` problems of a split in an order that the seed fixes; None: all (or the task's own number
         where it makes as many as are asked for). Raises UsageError where there are not so many."""
         ...
+
+    def close(self) -> None:
+        """Ends what was started (processes, models)."""
+        ...
+
+
+class Scoring(Protocol):
+    """Rewards for problems of any task whose hidden parts and answers it understands.
+
+    Attributes:
+        verifiable: rewards are 0 or 1 and say whether a completion is right.
+        reward_range: the least and the largest reward; what a histogram of rewards spans.
+    """
+
+    verifiable: bool
+    reward_range: tuple[float, float]
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """What each completion earns: scored in batches, in this order."""
@@ -93,6 +99,12 @@ class Task(Protocol):
     def close(self) -> None:
         """Ends what scoring has started (processes, models)."""
         ...
+
+
+class Task(ProblemSource, Scoring, Protocol):
+    """Problems of one kind, and what completions earn; ``name``: its id."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

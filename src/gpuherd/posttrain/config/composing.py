@@ -38,7 +38,6 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
     """
     with naming_extras(_EXTRAS, "experiments take"):
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
     OmegaConf.register_new_resolver("shipped", shipped, replace=True)
     values = {} if file is None else read_yaml(file)
     if "hydra" in values:
@@ -46,10 +45,7 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
     chosen = _choices_of(values.pop("defaults", None), folder, file)
     words = [*chosen, *(_word(word, folder) for word in overrides)]
     with _told(), _composed(values, words, folder) as found:
-        try:
-            whole = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
-        except OmegaConfBaseException as problem:
-            raise UsageError(_first_line(problem)) from None
+        whole = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
     assert isinstance(whole, dict)  # noqa: S101 - it is composed of mappings
     # A group without a choice is there with nothing in it.
     return {str(key): {} if value is None and key in groups(folder) else value for key, value in whole.items()}

@@ -11,15 +11,14 @@ is compared with the closed forms here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Head, Kind
-from gpuherd.posttrain.data.generated import EOS, PAD, GeneratedTask, characters
-from gpuherd.posttrain.data.options import TaskOptions, task
+from gpuherd.posttrain.data.generated import EOS, PAD, GeneratedTask, characters, generated
 from gpuherd.posttrain.types import Problem, Reward, Split
 
 if TYPE_CHECKING:
@@ -112,35 +111,21 @@ def reference(settings: Settings) -> TreePolicy:
     return TreePolicy(settings.p_left, settings.p_win)
 
 
-class TreeMDP(GeneratedTask):
+@generated("tree_mdp", Settings)
+class TreeMDP(GeneratedTask[Settings]):
     """The task: every problem is the tree."""
 
     verifiable = False
-    reward_range = (0.0, WIN_REWARD)
 
-    def __init__(self, settings: Settings):
-        super().__init__("tree_mdp", self._problems)
-        self.settings = settings
-
-    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """0.1 for left, 1 for right and won, 0 for right and lost, and 0 for what is no way through the tree."""
-        return [_reward(text) for _, text in zip(problems, completions, strict=True)]
-
-    def _problems(self, split: Split) -> list[Problem]:
+    def generate(self, split: Split) -> Iterator[Problem]:
         """So many: their ids tell them apart, by which answers are drawn."""
-        count = getattr(self.settings, split)
-        return [Problem(f"tree-{split}-{number}", START, (RIGHT + WIN,)) for number in range(count)]
+        for number in range(getattr(self.settings, split)):
+            yield Problem(f"tree-{split}-{number}", START, (RIGHT + WIN,))
 
-
-@task("tree_mdp", Settings)
-def make(settings: Settings, options: TaskOptions) -> TreeMDP:  # noqa: ARG001 - nothing of it matters here
-    """The task with these settings."""
-    return TreeMDP(settings)
-
-
-def _reward(text: str) -> Reward:
-    value = _REWARDS.get(text)
-    return Reward(0.0, None, {}, "no way through the tree") if value is None else Reward(value)
+    def reward(self, problem: Problem, completion: str) -> Reward:  # noqa: ARG002 - all are the tree
+        """0.1 for left, 1 for right and won, 0 for right and lost, and 0 for what is no way through the tree."""
+        value = _REWARDS.get(completion)
+        return Reward(0.0, None, {}, "no way through the tree") if value is None else Reward(value)
 
 
 def _kl(one: float, other: float) -> float:

@@ -195,7 +195,6 @@ def _of_the_first_round(step: Step) -> bool:
 def _read(experiment: RoundsExperiment) -> Collected:
     folder = experiment.folder
     steps = [each.step for each in experiment.plan]
-    assert experiment.prepared is not None  # noqa: S101 - it has run
     shards: dict[tuple[str, str, str], list[Step]] = {}
     for step in steps:
         shards.setdefault((step.algorithm, step.dataset, step.family), []).append(step)

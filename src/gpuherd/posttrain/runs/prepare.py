@@ -142,31 +142,28 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
         task = make_dataset(settings, name)
         asked: list[list[Problem]] = []  # by split
-        scoring = getattr(task, "reward_model", None)
-        if scoring is not None:
+        if (scoring := getattr(task, "reward_model", None)) is not None:
             reward_models[name] = scoring
         if task.verifiable:
             right_or_wrong.add(name)
         try:
             as_asked = [each.make().evaluated(task) for each in choices]
-            if name in settings.trained_on():
-                asked.append(found := training_problems(settings, name, task))
-                problems[name] = len(found)
-                inputs[f"datasets.{name}, training"] = _digest(found)
+            for kind, asked_of, counts, names in (
+                ("training", training_problems, problems, settings.trained_on()),
+                ("evaluation", evaluation_problems, evaluated, asked_on),
+            ):
+                if name not in names:
+                    continue
+                asked.append(found := asked_of(settings, name, task))
+                counts[name] = len(found)
+                inputs[f"datasets.{name}, {kind}"] = _digest(found)
                 # Some algorithms ask for more in their prompts.
-                put = [training_problems(settings, name, each) for each in as_asked if each is not task]
-                longest[name] = max(_longest(each, settings) for each in (found, *put))
-                texts[name] = [Texts([each.prompt for each in found])]
-                _check_conversations(name, settings, choices, found)
-                texts[name].append(_imitated(found if imitates else []))
-            if name in asked_on:
-                asked.append(found := evaluation_problems(settings, name, task))
-                _check_conversations(name, settings, (), found)
-                evaluated[name] = len(found)
-                inputs[f"datasets.{name}, evaluation"] = _digest(found)
-                put = [evaluation_problems(settings, name, each) for each in as_asked if each is not task]
+                put = [asked_of(settings, name, each) for each in as_asked if each is not task]
                 longest[name] = max(longest.get(name, 0), *(_longest(each, settings) for each in (found, *put)))
                 texts.setdefault(name, []).append(Texts([each.prompt for each in found]))
+                _check_conversations(name, settings, choices if kind == "training" else (), found)
+                if kind == "training" and imitates:
+                    texts[name].append(_imitated(found))
             if isinstance(task, FunctionTask):
                 inputs[reward_input(name)] = _checked_reward(name, task, asked)
             if isinstance(task, DataTask | FunctionTask) and task.split_sizes:
@@ -191,17 +188,10 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
                 proxy = choice.options.proxy_base(family.value, family.reference)
                 add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
                 refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
+    frozen = [model for each in choices for model in each.make().frozen_models]
+    warnings = seldom_meant + _short(settings, texts, frozen, guided=guided)
     return Prepared(
-        choices,
-        problems,
-        evaluated,
-        splits,
-        longest,
-        reward_models,
-        seldom_meant
-        + _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
-        frozenset(right_or_wrong),
-        inputs,
+        choices, problems, evaluated, splits, longest, reward_models, warnings, frozenset(right_or_wrong), inputs
     )
 
 
@@ -309,34 +299,40 @@ def _longest(problems: Sequence[Problem], settings: Settings) -> int:
 
 def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
     """Raises UsageError where both tokenizers can be read and differ; where not, the training looks at them."""
-    ours, theirs = vocabulary(reference), vocabulary(value)
-    if ours is not None and theirs is not None:
-        try:
-            refuse_other_tokens(ours, theirs, value)
-        except UsageError as problem:
-            raise UsageError(f"models.{name}: {problem}") from None
+    both = _vocabularies(reference, value)
+    try:
+        if both is not None:
+            refuse_other_tokens(*both, value)
+    except UsageError as problem:
+        raise UsageError(f"models.{name}: {problem}") from None
 
 
 def refuse_proxy(where: str, reference: str, proxy: str) -> None:
     """Raises UsageError, BadModel where a proxy can't start from this model, or would read other tokens."""
-    ours, theirs = vocabulary(reference), vocabulary(proxy)
+    both = _vocabularies(reference, proxy)
     try:
         refuse_base(proxy, model_reference(proxy).path or model_files(proxy).config_folder)
-        if ours is not None and theirs is not None:
-            refuse_other_proxy(ours, theirs, proxy)
+        if both is not None:
+            refuse_other_proxy(*both, proxy)
     except (UsageError, BadModel) as problem:
         raise type(problem)(f"{where}: {problem}") from None
 
 
 def refuse_frozen(where: str, reference: str, model: str) -> None:
     """Raises UsageError where a model that an algorithm asks besides reads other tokens than the policy."""
-    ours, theirs = vocabulary(reference), vocabulary(model)
-    difference = None if ours is None or theirs is None else first_difference(ours, theirs)
+    both = _vocabularies(reference, model)
+    difference = None if both is None else first_difference(*both)
     if difference is not None:
         raise UsageError(
             f"{where}: {model} has another tokenizer than {reference}: {difference}. It reads the policy's tokens: "
             "choose a model of the policy's family"
         )
+
+
+def _vocabularies(one: str, other: str) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Those of two models; None where one can't be read."""
+    ours, theirs = vocabulary(one), vocabulary(other)
+    return None if ours is None or theirs is None else (ours, theirs)
 
 
 def vocabulary(model: str) -> dict[str, int] | None:
