@@ -44,7 +44,7 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
         raise UsageError(f"{file}: there is no key hydra: it only composes here; where runs go says output_dir")
     chosen = _choices_of(values.pop("defaults", None), folder, file)
     words = [*chosen, *(_word(word, folder) for word in overrides)]
-    with _told(), _composed(values, words, folder) as found:
+    with _as_usage_errors(), _composed(values, words, folder) as found:
         whole = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
     assert isinstance(whole, dict)  # noqa: S101 - it is composed of mappings
     # A group without a choice is there with nothing in it.
@@ -149,12 +149,9 @@ def _choices_of(defaults: Any, folder: Path, file: str | Path | None) -> list[st
         if group not in groups(folder):
             raise UsageError(f"{file}: defaults: no group {group!r}{nearest_or_all(group, list(groups(folder)))}")
         _check_choice(group, choice, folder)
-        words.append(f"{group}={_said(choice)}")
+        chosen = f"[{','.join(choice)}]" if isinstance(choice, list) else choice
+        words.append(f"{group}={chosen}")
     return words
-
-
-def _said(choice: Any) -> str:
-    return f"[{','.join(choice)}]" if isinstance(choice, list) else str(choice)
 
 
 def _check_choice(group: str, choice: Any, folder: Path) -> None:
@@ -185,7 +182,7 @@ def _composed(values: Mapping[str, Any], words: Sequence[str], folder: Path) -> 
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_usage_errors() -> Iterator[None]:
     """What Hydra and OmegaConf complain of, as a sentence of ours."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

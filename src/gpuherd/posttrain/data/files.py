@@ -128,7 +128,7 @@ def parse_row(row: Mapping[str, Any]) -> ParsedRow:
         raise BadRow("no column prompt (or question)")
     answers = row.get("answers", row.get("answer"))
     prompt = asked if not isinstance(asked, list) else text_turns(asked, "prompt")
-    return _asking(prompt, () if answers is None else answers, row.get("id"))
+    return _prompting(prompt, () if answers is None else answers, row.get("id"))
 
 
 def _parse_conversation(found: Conversation, name: Any) -> ParsedRow:
@@ -139,7 +139,7 @@ def _parse_conversation(found: Conversation, name: Any) -> ParsedRow:
     plain = not found.tools and not any(each.keys() - {"role", "content"} for each in (*before, last))
     hidden = {} if plain and found.imitated == (place,) else {CONVERSATION: found.to_json()}
     if plain and (not hidden or _by_turns([each["role"] for each in before])):
-        return replace(_asking(text_turns(before, "messages"), answers, name), hidden=hidden)
+        return replace(_prompting(text_turns(before, "messages"), answers, name), hidden=hidden)
     chat = json.dumps({"messages": before, "tools": found.tools})
     asked = Conversation((*before, last), found.tools, place)
     return ParsedRow(asked.texts[0][0], answers, name, hidden=hidden, chat=chat)
@@ -148,10 +148,10 @@ def _parse_conversation(found: Conversation, name: Any) -> ParsedRow:
 def parse_preference(row: Mapping[str, Any]) -> ParsedRow:
     """The prompt of a preference with its chosen completion. Raises ValueError."""
     prompt, chosen, _ = compared(row)
-    return _asking(prompt, chosen, row.get("id"))
+    return _prompting(prompt, chosen, row.get("id"))
 
 
-def _asking(prompt: Any, answers: Any, name: Any) -> ParsedRow:
+def _prompting(prompt: Any, answers: Any, name: Any) -> ParsedRow:
     """A row that asks a text, one message of the user's, or a conversation that ends with one. Raises BadRow."""
     if not isinstance(prompt, tuple):
         return ParsedRow(prompt, answers, name)

@@ -136,7 +136,7 @@ class StarGraphs(GeneratedTask[Settings]):
             prompt = f"{'|'.join(f'{one},{other}' for one, other in edges)}/{start},{arms[0][-1]}="
             if prompt not in known:
                 known.add(prompt)
-                yield Problem(content_id(prompt), prompt, (_path_text(arms[0]),))
+                yield Problem(content_id(prompt), prompt, (",".join(map(str, arms[0])),))
 
     def reward(self, problem: Problem, completion: str) -> Reward:
         """1 for the exact path; a part says which share of its nodes follow edges."""
@@ -185,7 +185,3 @@ def _share(arms: Sequence[Sequence[int]]) -> int:
     """Which tenth of all graphs one belongs to, the first arm being the path."""
     text = f"{list(arms[0])} {sorted(map(list, arms[1:]))}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 10
-
-
-def _path_text(nodes: Sequence[int]) -> str:
-    return ",".join(map(str, nodes))

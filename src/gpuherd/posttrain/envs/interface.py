@@ -42,8 +42,9 @@ class Step:
         done: the episode is over.
         correct: whether the episode ends well if it ends here; None where there is no right and wrong.
         info: what it is made of, by name, for logs.
-        if_cut: what the episode earns besides where it has to end here though it is not done, since the conversation
-            has no room for another turn. So a policy gains or loses nothing by talking until there is none.
+        if_cut: what the episode earns in addition where it has to end here though it is not done, since the
+            conversation has no room for another turn. So a policy gains or loses nothing by talking until there is
+            none.
     """
 
     observation: Observation

@@ -3,7 +3,7 @@
     @environment("math", MathSettings)
     def make_math(settings: MathSettings, options: EnvironmentOptions) -> Environments: ...
 
-Here besides what all of them share: a task as an environment of one turn, an environment of the user's own class,
+And what all of them share: a task as an environment of one turn, an environment of the user's own class,
 rewards shaped as a configuration says, and where problems are from.
 """
 

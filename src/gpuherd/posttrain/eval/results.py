@@ -60,7 +60,7 @@ class EvaluationOptions:
         problems: so many of them; None: all.
         samples: completions a problem.
         greedy: one completion a problem of the most probable tokens; ``samples`` is 1 then.
-        etas: at which a guided policy is evaluated besides its own.
+        etas: at which a guided policy is evaluated in addition to its own.
         pass_at: the k of pass@k, each at most ``samples``; pass@1 is always there. Empty: ``samples``.
         majority_at: the k of maj@k; empty: ``samples``. Of fewer than 2 there is none.
         tie: what a tie of a majority vote earns.

@@ -82,7 +82,7 @@ class Found:
         scores = read_values(self.folder / point.scores, Scores)
         if not _fits(scores, point.metrics):
             raise BadResult(f"{self.folder / point.scores} is not of the figures in {self.folder / RESULT}")
-        return Table(scores.problems, ratios(scores, _asked_of(point.metrics)))
+        return Table(scores.problems, ratios(scores, _options_of(point.metrics)))
 
 
 def find_results(root: Path) -> tuple[list[Found], list[str]]:
@@ -104,7 +104,7 @@ def _fits(scores: Scores, metrics: Metrics) -> bool:
     return same and whole and all(1 <= k <= scores.samples for k in ks)
 
 
-def _asked_of(metrics: Metrics) -> EvaluationOptions:
+def _options_of(metrics: Metrics) -> EvaluationOptions:
     """The options by which a result's figures were made of its scores."""
     pass_at, majority_at = (tuple(each.k for each in some) for some in (metrics.pass_at, metrics.majority))
     return EvaluationOptions(samples=metrics.samples, pass_at=pass_at, majority_at=majority_at, tie=metrics.tie)
@@ -309,7 +309,8 @@ def gathered(
     confidence = whole[0].evaluation.confidence if whole else EvaluationOptions().confidence
     notes += _other_settings(whole)
     plan = BootstrapPlan(RESAMPLES, confidence, "percentile")
-    rows = [row for runs in grouped(whole, _policy_key).values() for row in _rows(runs, plan)]
+    policies = grouped(whole, lambda each: (replace(each.evaluation.about, seed=0), each.settings))  # over seeds
+    rows = [row for runs in policies.values() for row in _rows(runs, plan)]
     rows.sort(key=_order)
     groups = grouped(whole, lambda each: (*_problems_of(each), each.settings))
     comparisons = [each for runs in groups.values() for each in comparisons_of(runs, plan)]
@@ -358,11 +359,6 @@ def grouped(values: Iterable[Value], key_of: Callable[[Value], Key]) -> dict[Key
     for each in values:
         found.setdefault(key_of(each), []).append(each)
     return found
-
-
-def _policy_key(found: Found) -> tuple[About, str]:
-    """What results of several seeds have in common."""
-    return replace(found.evaluation.about, seed=0), found.settings
 
 
 def _order(row: Row) -> tuple[object, ...]:

@@ -120,7 +120,7 @@ def ends_of(figure: Figure) -> Ends | None:
     return None if figure.interval is None else (figure.interval.low, figure.interval.high)
 
 
-def reach(figures: Iterable[Figure], name: str) -> Ends:
+def value_range(figures: Iterable[Figure], name: str) -> Ends:
     """From where to where figures of a name go: shares from 0, all else over what there is."""
     ends = [each for figure in figures if is_known(figure.value) for each in (figure.value, *(ends_of(figure) or ()))]
     return share_spread(ends) if is_share(name) else spread(ends)

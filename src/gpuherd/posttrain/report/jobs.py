@@ -119,7 +119,7 @@ def read_timeline(queue: Path, algorithms: Collection[str], most_bars: int = MOS
             "FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
         )
     try:
-        ran = [each for each in attempts if not _never_began(each)]
+        ran = [each for each in attempts if _began(each)]
         bars = [_bar(each, ran[0]["started_at"]) for each in ran]
     except (TypeError, ValueError, RecursionError):
         raise QueueUnreadable(f"{queue} is damaged: what it tells of its attempts can't be read") from None
@@ -174,9 +174,9 @@ def _bar(row: Row, first: float) -> Bar:
     return Bar(row["name"], phase_of(row["name"]), lanes, row["started_at"] - first, end, row["state"], len(gpus))
 
 
-def _never_began(attempt: Row) -> bool:
-    """Whether an engine beyond this machine has or had it in its line only."""
-    return attempt["engine"] not in (None, LOCAL) and attempt["node"] is None and attempt["state"] != "done"
+def _began(attempt: Row) -> bool:
+    """Whether it ran: an engine beyond this machine may have had it in its queue only."""
+    return attempt["engine"] in (None, LOCAL) or attempt["node"] is not None or attempt["state"] == "done"
 
 
 def _failures(jobs: Sequence[Row], attempts: Sequence[Row]) -> list[Failure]:

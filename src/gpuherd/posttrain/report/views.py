@@ -24,11 +24,11 @@ from gpuherd.posttrain.report.figures import (
     meaning,
     named,
     natural,
-    reach,
     rows_of,
     title_of,
     trained_by,
     value_of,
+    value_range,
     verdict_of,
     where,
     words_of,
@@ -153,7 +153,7 @@ def _meanings(rows: Sequence[Row]) -> Node:
 def _policies(run: RunReport, rows: Sequence[Row], all_figures: bool) -> Node:
     names = figure_names(rows) if all_figures else main_names(rows)
     drawn = [figure_of(row, name) for row in rows for name in row.figures if is_share(name) and name != "finished"]
-    shares = reach(drawn, "pass@1")  # one scale for all that is drawn
+    shares = value_range(drawn, "pass@1")  # one scale for all that is drawn
     algorithms = [cell(row.about.algorithm, named(run, row.about.algorithm)) for row in rows]
     etas = [cell(row.eta, NONE if row.eta is None else axis(row.eta)) for row in rows]
     counts = [cell(row.problems * row.samples * len(row.seeds), _count_words(row)) for row in rows]
@@ -296,7 +296,7 @@ def _divergence_card(run: RunReport, comparison: Comparison) -> Iterator[Node]:
         lines,
         marks,
         Axis("KL(policy || reference), nats", x),
-        Axis(metric, reach([figure_of(row, metric) for row in fitting], metric)),
+        Axis(metric, value_range([figure_of(row, metric) for row in fitting], metric)),
         f"{metric} against KL: {where(comparison)}",
         "Filled: at the policy's own eta. A curve begins at the reference, which is grey. Crosses are intervals.",
     )
@@ -343,7 +343,7 @@ def _equal_kl(run: RunReport, comparison: Comparison) -> Node:
         table("at equal KL", columns, lines, name=f"at equal KL in {where(comparison)}"),
         note(
             "Read off by straight lines between a method's own policies; nothing beyond its ends. Two methods are "
-            "compared at the values that both reach."
+            "compared at the values that both value_range."
         ),
         *still,
         *(clear or [chance]),

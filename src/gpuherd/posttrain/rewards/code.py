@@ -33,7 +33,7 @@ class Statement:
     source: str
 
     @property
-    def shown(self) -> str:
+    def wording(self) -> str:
         """For people."""
         return _quoted(self.source)
 
@@ -47,7 +47,7 @@ class Call:
     result: Any
 
     @property
-    def shown(self) -> str:
+    def wording(self) -> str:
         """For people."""
         return f"{self.name}({', '.join(map(json.dumps, self.arguments))}) == {json.dumps(self.result)}"
 
@@ -60,7 +60,7 @@ class Stream:
     output: str
 
     @property
-    def shown(self) -> str:
+    def wording(self) -> str:
         """For people."""
         return f"of the input {_quoted(self.input)} the output {_quoted(self.output)}"
 
@@ -262,7 +262,7 @@ def _verdict(outcome: Outcome, place: int, test: Test) -> Verdict:
     """Of the test at a place of a run."""
 
     def failed(problem: str, *, error: bool = False) -> Verdict:
-        return Verdict(False, error, problem, test.shown)
+        return Verdict(False, error, problem, test.wording)
 
     if isinstance(test, Stream):
         if outcome.limit or outcome.exit_code:

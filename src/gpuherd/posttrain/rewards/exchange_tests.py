@@ -43,7 +43,8 @@ class Remote:
     def __contains__(self, value: Any) -> bool:
         if _is_remote(value) or _slot(self, "_named"):
             return bool(_do(self, "contains", value))
-        return any(each is value or each == value for each in self)
+        own: Any = self
+        return any(each is value or each == value for each in own)
 
     def __instancecheck__(self, value: Any) -> bool:
         return bool(_do(self, "isinstance_of", value))
@@ -219,17 +220,15 @@ class Names(dict[str, Any]):
         """Names that the tests use and neither they nor the language have."""
         return frozenset(each for each in self.used if each not in self and not hasattr(builtins, each))
 
-    def _built_in_functions(self) -> list[str]:
-        found = [(each, getattr(builtins, each, None)) for each in self.used]
-        return [name for name, each in found if callable(each) and not isinstance(each, type)]
-
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name) and (self.open_names() or self._built_in_functions() != [name]):
+        found = [(each, getattr(builtins, each, None)) for each in self.used]
+        functions = [each for each, value in found if callable(value) and not isinstance(value, type)]
+        if hasattr(builtins, name) and (self.open_names() or functions != [name]):
             raise KeyError(name)
         if name in self._modules and name in sys.stdlib_module_names:
             return importlib.import_module(name)
-        found, value = self._exchange.ask("name", name)
-        if not found:
+        there, value = self._exchange.ask("name", name)
+        if not there:
             raise KeyError(name)
         return value
 

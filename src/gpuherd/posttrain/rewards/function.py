@@ -254,7 +254,7 @@ class FunctionRewards(AbstractContextManager["FunctionRewards"]):
         compares = not self._steady and len(completions) > 1
         self._steady = self._steady or compares
         try:
-            return self._asked({"batch": request, "alone": compares, "quiet": quiet}, self._timeout)
+            return self._reply_to({"batch": request, "alone": compares, "quiet": quiet}, self._timeout)
         except TimeoutError:
             count = "1 completion" if len(completions) == 1 else f"{len(completions)} completions"
             raise BadReward(
@@ -279,7 +279,7 @@ class FunctionRewards(AbstractContextManager["FunctionRewards"]):
                     return place, alone
         return None, found
 
-    def _asked(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _reply_to(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """A reply of the process, which is started where there is none. Raises TimeoutError, EOFError (how it ended),
         UsageError where the function can't be loaded. After whatever is raised the process has ended."""
         process = self._loaded()

@@ -61,11 +61,11 @@ class Limits:
     Attributes:
         seconds: on the clock; CPU time has the same limit, rounded up.
         memory: bytes of address space, of all its processes together.
-        disk: bytes in its folder, which lies in memory besides.
+        disk: bytes in its folder, which is in memory too.
         open_files: at once in a process.
         output: bytes of both outputs together; more ends the run.
-        children: processes that it may have besides the first one; threads are limited by memory, with namespaces
-            also to 64.
+        children: processes that it may have in addition to the first one; threads are limited by memory, with
+            namespaces also to 64.
     """
 
     seconds: float = 5.0

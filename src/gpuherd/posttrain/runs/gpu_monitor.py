@@ -109,15 +109,11 @@ class GpuWatcher:
         here = {gpu.label: gpu.total_mb * _MIB for gpu in self._look() if gpu.label in self._seen}
         # A cluster's GPUs can't be read from here: a job's own record of the whole of its GPU counts there.
         labels = [*here, *sorted(self._seen - {*here})]
-        lines = memory_summary([self._memory(label, here.get(label)) for label in labels])
+        totals, none = self._totals | here, (None, None)
+        lines = memory_summary([GpuMemory(label, *self._used.get(label, none), totals.get(label)) for label in labels])
         for line in (*lines, *self._looks.lines()):
             logger.info("%s", line)
         return lines
-
-    def _memory(self, label: str, total: int | None) -> GpuMemory:
-        used = self._used.get(label)
-        allocated, reserved = (None, None) if used is None else used
-        return GpuMemory(label, allocated, reserved, self._totals.get(label) if total is None else total)
 
     def _note(self, job: str, labels: Sequence[str]) -> None:
         """Notes what a finished job recorded of its GPUs."""

@@ -123,7 +123,7 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     Raises UsageError, MissingModel, BadModel; what reading data raises.
     """
     choices = settings.choices()
-    seldom_meant = _seldom_meant(settings, choices)
+    odd_options = _option_warnings(settings, choices)
     check_callbacks(settings.callbacks)
     for key, block in ((COLLECTING, settings.generation), (EVALUATING, settings.evaluation)):
         if block.backend is BackendName.VLLM:
@@ -189,7 +189,7 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
                 add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
                 refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
     frozen = [model for each in choices for model in each.make().frozen_models]
-    warnings = seldom_meant + _short(settings, texts, frozen, guided=guided)
+    warnings = odd_options + _short(settings, texts, frozen, guided=guided)
     return Prepared(
         choices, problems, evaluated, splits, longest, reward_models, warnings, frozenset(right_or_wrong), inputs
     )
@@ -232,7 +232,7 @@ def _check_conversations(
         )
 
 
-def _seldom_meant(settings: Settings, choices: Sequence[AlgorithmConfig]) -> tuple[str, ...]:
+def _option_warnings(settings: Settings, choices: Sequence[AlgorithmConfig]) -> tuple[str, ...]:
     """The algorithms' warnings of their options (``Algorithm.check``), with whole keys. Raises UsageError."""
     found = []
     for each in choices:
@@ -319,7 +319,7 @@ def refuse_proxy(where: str, reference: str, proxy: str) -> None:
 
 
 def refuse_frozen(where: str, reference: str, model: str) -> None:
-    """Raises UsageError where a model that an algorithm asks besides reads other tokens than the policy."""
+    """Raises UsageError where a further model of an algorithm reads other tokens than the policy."""
     both = _vocabularies(reference, model)
     difference = None if both is None else first_difference(*both)
     if difference is not None:
