@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuherd.errors import BadModel, GpuherdError, UsageError
@@ -129,70 +129,94 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         if block.backend is BackendName.VLLM:
             for family in settings.families().values():
                 require_vllm(family.reference, settings.system.precision, key)
-    problems: dict[str, int] = {}
-    evaluated: dict[str, int] = {}
-    splits: dict[str, Mapping[Split, int]] = {}
-    longest: dict[str, int] = {}
-    inputs: dict[str, str] = {}
-    reward_models: dict[str, str] = {}
-    right_or_wrong: set[str] = set()
-    texts: dict[str, list[Texts]] = {}
-    imitates = any(getattr(choice.options, "source", None) == Source.ANSWERS for choice in choices)
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
-    for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
-        task = make_dataset(settings, name)
-        asked: list[list[Problem]] = []  # by split
-        if (scoring := getattr(task, "reward_model", None)) is not None:
-            reward_models[name] = scoring
-        if task.verifiable:
-            right_or_wrong.add(name)
-        try:
-            as_asked = [each.make().evaluated(task) for each in choices]
-            for kind, asked_of, counts, names in (
-                ("training", training_problems, problems, settings.trained_on()),
-                ("evaluation", evaluation_problems, evaluated, asked_on),
-            ):
-                if name not in names:
-                    continue
-                asked.append(found := asked_of(settings, name, task))
-                counts[name] = len(found)
-                inputs[f"datasets.{name}, {kind}"] = _digest(found)
-                # Some algorithms ask for more in their prompts.
-                put = [asked_of(settings, name, each) for each in as_asked if each is not task]
-                longest[name] = max(longest.get(name, 0), *(_longest(each, settings) for each in (found, *put)))
-                texts.setdefault(name, []).append(Texts([each.prompt for each in found]))
-                _check_conversations(name, settings, choices if kind == "training" else (), found)
-                if kind == "training" and imitates:
-                    texts[name].append(_imitated(found))
-            if isinstance(task, FunctionTask):
-                inputs[reward_input(name)] = _checked_reward(name, task, asked)
-            if isinstance(task, DataTask | FunctionTask) and task.split_sizes:
-                splits[name] = task.split_sizes
-        finally:
-            task.close()
-    guided = any(choice.guided for choice in choices)
+    names = dict.fromkeys((*settings.trained_on(), *asked_on))
+    data = {name: _look_at_data(settings, choices, name, evaluated=name in asked_on) for name in names}
+    inputs = {key: digest for each in data.values() for key, digest in each.inputs.items()}
+    inputs |= _look_at_models(settings, choices, recorded or {})
+    return Prepared(
+        choices=choices,
+        problems={name: each.counts[_TRAINING] for name, each in data.items() if _TRAINING in each.counts},
+        evaluated={name: each.counts[_EVALUATION] for name, each in data.items() if _EVALUATION in each.counts},
+        splits={name: each.splits for name, each in data.items() if each.splits},
+        prompt_tokens={name: each.prompt_tokens for name, each in data.items()},
+        reward_models={name: each.reward_model for name, each in data.items() if each.reward_model is not None},
+        warnings=odd_options + _short(settings, choices, {name: each.texts for name, each in data.items()}),
+        right_or_wrong=frozenset(name for name, each in data.items() if each.right_or_wrong),
+        inputs=inputs,
+    )
 
-    def add_model(what: str, model: str, adapter: str | None = None) -> None:
-        inputs[what] = files_digest(*model_files(model, adapter).folders, recorded=(recorded or {}).get(what))
+
+_TRAINING, _EVALUATION = "training", "evaluation"
+
+
+@dataclass(slots=True)
+class _Data:
+    """What is known of a data set: ``Prepared`` says what; by what its problems are for, and its texts."""
+
+    right_or_wrong: bool
+    reward_model: str | None
+    prompt_tokens: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    splits: Mapping[Split, int] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    texts: list[Texts] = field(default_factory=list)
+
+
+def _look_at_data(settings: Settings, choices: Sequence[AlgorithmConfig], name: str, *, evaluated: bool) -> _Data:
+    """Reads a data set's problems, as far as they are asked. Raises UsageError; what reading data raises."""
+    task = make_dataset(settings, name)
+    data = _Data(task.verifiable, getattr(task, "reward_model", None))
+    asked: list[list[Problem]] = []
+    try:
+        as_asked = [each.make().evaluated(task) for each in choices]  # some algorithms ask for more in their prompts
+        for kind, problems_of, wanted in (
+            (_TRAINING, training_problems, name in settings.trained_on()),
+            (_EVALUATION, evaluation_problems, evaluated),
+        ):
+            if not wanted:
+                continue
+            asked.append(found := problems_of(settings, name, task))
+            data.counts[kind] = len(found)
+            data.inputs[f"datasets.{name}, {kind}"] = _digest(found)
+            put = [problems_of(settings, name, each) for each in as_asked if each is not task]
+            data.prompt_tokens = max(data.prompt_tokens, *(_longest(each, settings) for each in (found, *put)))
+            data.texts.append(Texts([each.prompt for each in found]))
+            _check_conversations(name, settings, choices if kind == _TRAINING else (), found)
+            if kind == _TRAINING and any(getattr(each.options, "source", None) == Source.ANSWERS for each in choices):
+                data.texts.append(_imitated(found))
+        if isinstance(task, FunctionTask):
+            data.inputs[reward_input(name)] = _checked_reward(name, task, asked)
+        if isinstance(task, DataTask | FunctionTask):
+            data.splits = task.split_sizes
+    finally:
+        task.close()
+    return data
+
+
+def _look_at_models(
+    settings: Settings, choices: Sequence[AlgorithmConfig], recorded: Mapping[str, str]
+) -> dict[str, str]:
+    """The digests of all models' files. Raises UsageError for tokens that differ, MissingModel, BadModel."""
+    inputs: dict[str, str] = {}
+
+    def add(what: str, model: str, adapter: str | None = None) -> None:
+        inputs[what] = files_digest(*model_files(model, adapter).folders, recorded=recorded.get(what))
 
     for name, family in settings.families().items():
-        add_model(f"models.{name}.reference", family.reference, family.adapter)
-        if guided and family.value is not None:
-            add_model(f"models.{name}.value", family.value)
+        add(f"models.{name}.reference", family.reference, family.adapter)
+        if family.value is not None and any(choice.guided for choice in choices):
+            add(f"models.{name}.value", family.value)
             _refuse_other_tokens(name, family.reference, family.value)
         for choice in choices:
             for model in choice.make().frozen_models:
-                add_model(f"algos.{choice.name}: {model}", model)
+                add(f"algos.{choice.name}: {model}", model)
                 refuse_frozen(f"algos.{choice.name}, models.{name}", family.reference, model)
             if isinstance(choice.options, ProxyOptions):
                 proxy = choice.options.proxy_base(family.value, family.reference)
-                add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
+                add(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
                 refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
-    frozen = [model for each in choices for model in each.make().frozen_models]
-    warnings = odd_options + _short(settings, texts, frozen, guided=guided)
-    return Prepared(
-        choices, problems, evaluated, splits, longest, reward_models, warnings, frozenset(right_or_wrong), inputs
-    )
+    return inputs
 
 
 def _imitated(problems: Sequence[Problem]) -> Texts:
@@ -253,12 +277,14 @@ def _checked_reward(name: str, task: FunctionTask, asked: Sequence[Sequence[Prob
 
 
 def _short(
-    settings: Settings, texts: Mapping[str, Sequence[Texts]], frozen: Sequence[str], *, guided: bool
+    settings: Settings, choices: Sequence[AlgorithmConfig], texts: Mapping[str, Sequence[Texts]]
 ) -> tuple[str, ...]:
     """Warnings where prompt and answer together exceed a model's context length. Raises UsageError for prompts and
     answers to imitate that exceed it by themselves."""
     told = settings.generation
     found = []
+    guided = any(choice.guided for choice in choices)
+    frozen = [model for each in choices for model in each.make().frozen_models]
     for name, family in settings.families().items():
         value = [family.value] if guided and family.value is not None else []
         for model in dict.fromkeys((family.reference, *value, *frozen)):
