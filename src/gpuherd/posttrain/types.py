@@ -36,7 +36,7 @@ class Problem:
         id: unique in the task, and the same whenever the task is read.
         prompt: what stands before the answer; with a chat template it is the user's message.
         answers: right answers, where the task knows some; the first is the one that is imitated.
-        hidden: what the reward needs besides and the policy never sees (tests of code, a graph).
+        hidden: what the reward needs too, and the policy never sees (tests of code, a graph).
         messages: role and content of the conversation before the answer, where it is more than one message of the
             user's; a chat template writes these, and ``prompt`` is their texts with blank lines between them.
         chat: the same of a conversation with tools, calls or turns out of order, which ``messages`` can't say: JSON of
@@ -68,23 +68,29 @@ class Reward:
     note: str | None = None
 
 
-class Task(Protocol):
-    """Problems of one kind, and what completions earn.
-
-    Attributes:
-        name: its id.
-        verifiable: rewards are 0 or 1 and say whether a completion is right.
-        reward_range: the least and the largest reward; what a histogram of rewards spans.
-    """
-
-    name: str
-    verifiable: bool
-    reward_range: tuple[float, float]
+class ProblemSource(Protocol):
+    """A source of problems; any task is one."""
 
     def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
         """The first ``count`` problems of a split in an order that the seed fixes; None: all (or the task's own number
         where it makes as many as are asked for). Raises UsageError where there are not so many."""
         ...
+
+    def close(self) -> None:
+        """Ends what was started (processes, models)."""
+        ...
+
+
+class Scoring(Protocol):
+    """Rewards for problems of any task whose hidden parts and answers it understands.
+
+    Attributes:
+        verifiable: rewards are 0 or 1 and say whether a completion is right.
+        reward_range: the least and the largest reward; what a histogram of rewards spans.
+    """
+
+    verifiable: bool
+    reward_range: tuple[float, float]
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """What each completion earns: scored in batches, in this order."""
@@ -93,6 +99,12 @@ class Task(Protocol):
     def close(self) -> None:
         """Ends what scoring has started (processes, models)."""
         ...
+
+
+class Task(ProblemSource, Scoring, Protocol):
+    """Problems of one kind, and what completions earn; ``name``: its id."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +148,8 @@ class Rollout:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From ``to_dict``, or its JSON read back."""
-        told: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
-        told["turn_rewards"] = tuple((int(place), float(reward)) for place, reward in values.get("turn_rewards", ()))
-        return cls(**told)
+        rewards = tuple((int(place), float(reward)) for place, reward in values.get("turn_rewards", ()))
+        return cls(**{**_with_tuples(values), "turn_rewards": rewards})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +182,11 @@ class Comparison:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From ``to_dict``, or its JSON read back."""
-        told: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
-        return cls(**told)
+        return cls(**_with_tuples(values))
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
 
 
 _INSIDE = "inside"
@@ -211,11 +225,8 @@ class Policy:
         Args:
             root: a run's folder; places below it are written relative to it, as ``{"inside": "models/x"}``.
         """
-        values = {
-            "model": self.model,
-            "adapter": self.adapter,
-            "guide": None if self.guide is None else self.guide.to_dict(),
-        }
+        guide = None if self.guide is None else self.guide.to_dict()
+        values = {"model": self.model, "adapter": self.adapter, "guide": guide}
         return values if root is None else _mapped(values, partial(_relative, root=root))
 
     @classmethod
@@ -228,11 +239,11 @@ class Policy:
 
 def _mapped(values: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """A policy's dictionary with the places of its models changed."""
-    guide = values["guide"]
+    adapter, guide = values["adapter"], values["guide"]
     return {
         **values,
         "model": change(values["model"]),
-        "adapter": None if values["adapter"] is None else change(values["adapter"]),
+        "adapter": None if adapter is None else change(adapter),
         "guide": None if guide is None else {**guide, "classifier": change(guide["classifier"])},
     }
 
@@ -443,7 +454,7 @@ class Algorithm(ABC):
 
     @property
     def frozen_models(self) -> tuple[str, ...]:
-        """Models besides policy and reference that lie in memory while it trains and read the policy's tokens."""
+        """Models other than policy and reference that are in memory while it trains and read the policy's tokens."""
         return ()
 
     @property

@@ -9,21 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.posttrain.data.tree_models import write_classifier, write_reference
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.backend import Decoding, PromptTokens
 from gpuherd.lm.guidance.guide import Guide, Kind, Mode
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.registry import make_task
-from gpuherd.posttrain.data.tree_mdp import (
-    Settings,
-    TreePolicy,
-    controlled,
-    optimum,
-    reference,
-    write_classifier,
-    write_reference,
-)
+from gpuherd.posttrain.data.tree_mdp import Settings, TreePolicy, controlled, optimum, reference
 from gpuherd.posttrain.types import Split
 
 torch = pytest.importorskip("torch")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuherd.posttrain.eval.answers import AnsweredProblem, Completion, Scores, line_of, write_scores
+from gpuherd.posttrain.eval.answers import AnsweredProblem, Completion, Scores
 from gpuherd.posttrain.eval.metrics import metrics_of
 from gpuherd.posttrain.eval.results import (
     REFERENCE,
@@ -18,7 +18,9 @@ from gpuherd.posttrain.eval.results import (
     EvaluationOptions,
     Point,
     write_result,
+    write_values,
 )
+from gpuherd.runs import records
 
 
 def made_scores(
@@ -71,9 +73,11 @@ def made_result(
     for eta, (rate, kl) in rates.items():
         label = "" if eta is None else f"-eta{eta!r}"
         scores = drawn_scores(rate, problems=problems, samples=samples, seed=about.seed, kl=kl)
-        write_scores(folder / f"scores{label}.json", scores)
+        write_values(folder / f"scores{label}.json", records.jsonable(scores), indent=None)
         lines = [
-            line_of(AnsweredProblem(f"p{row}", f"question {row}", (1, 2), 0.5, _completions(scores, row, texts)))
+            records.line_of(
+                AnsweredProblem(f"p{row}", f"question {row}", (1, 2), 0.5, _completions(scores, row, texts))
+            )
             for row in range(problems)
         ]
         (folder / f"answers{label}.jsonl").write_text("".join(f"{line}\n" for line in lines))

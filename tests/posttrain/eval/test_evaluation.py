@@ -14,9 +14,9 @@ from tests.posttrain.eval.first_letter import FirstLetter
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.posttrain.eval.answers import BadAnswers, read_answers, read_scores
+from gpuherd.posttrain.eval.answers import BadAnswers, Scores, read_answers
 from gpuherd.posttrain.eval.evaluation import Evaluating, OtherEvaluation, evaluate
-from gpuherd.posttrain.eval.results import About, Divergence, Estimator, EvaluationOptions, read_result
+from gpuherd.posttrain.eval.results import About, Divergence, Estimator, EvaluationOptions, read_result, read_values
 from gpuherd.posttrain.types import Policy, Precision, Sampling
 
 SAMPLING = Sampling(max_new_tokens=5, batch_size=6)
@@ -83,7 +83,7 @@ def test_exact_divergence_metrics_and_files_of_a_trained_policy(
     assert read_result(tmp_path) == evaluation
     (point,) = evaluation.points
     assert point.own and point.eta is None and point.metrics.problems == 5 and point.metrics.samples == 3
-    scores = read_scores(tmp_path / point.scores)
+    scores = read_values(tmp_path / point.scores, Scores)
     assert scores.estimator is Estimator.EXACT and scores.kl is not None and scores.correct is not None
     answered = list(read_answers(tmp_path / point.answers))
     models = [AutoModelForCausalLM.from_pretrained(each) for each in (other_model, policy_model)]
@@ -114,7 +114,7 @@ def test_estimators_are_of_the_sampled_tokens_at_the_temperature(
         point = evaluation.own
         assert point.metrics.kl is not None and point.metrics.kl.completions == 10
         assert any("temperature 0.7" in note for note in evaluation.notes)
-        found[how] = read_scores(tmp_path / how / point.scores).kl
+        found[how] = read_values(tmp_path / how / point.scores, Scores).kl
     models = [AutoModelForCausalLM.from_pretrained(each) for each in (other_model, policy_model)]
     for number, row in enumerate(read_answers(tmp_path / "k1" / "answers.jsonl")):
         for sample, completion in enumerate(row.completions[:2]):
@@ -190,7 +190,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_result(policy_model: Path, othe
         todo = work(folder, policy, reference)
         again = evaluate(todo)
         assert again.points[0].metrics == whole.points[0].metrics
-        assert read_scores(folder / "scores.json") == read_scores(tmp_path / "whole" / "scores.json")
+        assert read_values(folder / "scores.json", Scores) == read_values(tmp_path / "whole" / "scores.json", Scores)
         assert isinstance(todo.task, FirstLetter)
         asked = todo.task.asked
         assert set(asked) == ({"test-2", "test-3", "test-4"} if name == "answers.jsonl" else set())

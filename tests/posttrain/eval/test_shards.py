@@ -30,8 +30,7 @@ from gpuherd.posttrain.eval.evaluation import (
     evaluate_shard,
     join_shards,
 )
-from gpuherd.posttrain.eval.parts import number_of_parts, parts_of, shard_done
-from gpuherd.posttrain.eval.results import About, Divergence, EvaluationOptions
+from gpuherd.posttrain.eval.results import About, Divergence, EvaluationOptions, number_of_parts, parts_of, shard_done
 from gpuherd.posttrain.types import Policy, Precision, Sampling
 from gpuherd.runs.shard_file import ShardBusy, ShardFile
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tests.posttrain.eval.made import made_experiment, made_result
 
-from gpuherd.posttrain.eval.answers import read_scores
-from gpuherd.posttrain.eval.results import REFERENCE, About, BadResult, read_result, write_result
+from gpuherd.posttrain.eval.answers import Scores
+from gpuherd.posttrain.eval.results import REFERENCE, About, BadResult, read_result, read_values, write_result
 from gpuherd.posttrain.eval.summary import (
     clear_differences,
     headline,
@@ -73,7 +73,7 @@ def test_methods_are_compared_by_their_last_round_at_their_own_eta(run: Path, ta
         ("CD", "DPO"), ("CD", "QSharp"), ("DPO", "QSharp"),
     }  # fmt: skip
     tops = {
-        name: np.mean(read_scores(run / name / "tiny" / "star" / "r1" / file).correct)  # type: ignore[arg-type]
+        name: np.mean(read_values(run / name / "tiny" / "star" / "r1" / file, Scores).correct)  # type: ignore[arg-type]
         for name, file in (("CD", "scores-eta0.1.json"), ("QSharp", "scores-eta0.1.json"))
     }
     assert found["CD", "QSharp"].difference.value == pytest.approx(tops["CD"] - tops["QSharp"])

@@ -20,8 +20,8 @@ from gpuherd.errors import ExitCode, UsageError
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.registry import make_task
 from gpuherd.posttrain.envs.interface import EnvironmentOptions
+from gpuherd.posttrain.rewards.answers import BadReward
 from gpuherd.posttrain.rewards.function import FunctionName, FunctionRewards, RewardFailed, digest_of
-from gpuherd.posttrain.rewards.guarded import BadReward
 from gpuherd.posttrain.rollout.sampler import scored
 from gpuherd.posttrain.types import Problem, Split
 

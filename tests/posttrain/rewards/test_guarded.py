@@ -77,7 +77,7 @@ def test_environments_are_guarded_alike() -> None:
     def judge(problems: Sequence[Problem], texts: Sequence[str]) -> list[Attempt]:
         return [Attempt(each, "") for each in task.rewards(problems, texts)]
 
-    family = Attempts("own", task, judge, 2, (-1.0, 1.0), verifiable=False, close=task.close)
+    family = Attempts("own", task, judge, 2, (-1.0, 1.0))
     trying = family.make()
     trying.reset(PROBLEMS[0], 0)
     first = trying.step("bad")

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.posttrain import tiny
 from tests.qa.small_models import CHAT_TEMPLATE, seeded
 
@@ -22,7 +20,7 @@ from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.envs.registry import make_environments
 from gpuherd.posttrain.preference.data import Preference
 from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-from gpuherd.posttrain.rewards.reward_model import FORM_FILE, GROWS_AFTER, Form, RewardModel, Rows, write_form
+from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form, RewardModel
 from gpuherd.posttrain.types import Split
 
 PROMPTS = ["ab", "a longer prompt than the other", "", "x"]
@@ -160,7 +158,7 @@ def test_texts_are_scored_as_the_conversations_that_were_learnt_from(tmp_path: P
     tokenizer = load_tokenizer(str(folder))
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     tokenizer.save_pretrained(folder)
-    write_form(folder, Form.TURN)
+    (folder / FORM_FILE).write_text('{"form": "turn"}')
     model = RewardModel(str(folder))
     learnt = Writing(tokenizer, chat=True).comparison(Preference("p", "ab", "xyz", "x"))
     wanted = [*learnt.prompt_ids, *learnt.chosen_ids]
@@ -170,7 +168,7 @@ def test_texts_are_scored_as_the_conversations_that_were_learnt_from(tmp_path: P
 
 def test_the_form_that_stands_beside_it(tmp_path: Path) -> None:
     folder = causal(tmp_path)
-    write_form(folder, Form.ENDED)
+    (folder / FORM_FILE).write_text('{"form": "ended"}')
     model = RewardModel(str(folder))
     assert model.form is Form.ENDED
     ids = model.inputs("ab", "xyz")["input_ids"]
@@ -264,17 +262,6 @@ def test_smaller_batches_where_memory_runs_out(
     room[0] = 0
     with pytest.raises(torch.OutOfMemoryError):
         model.scores_of_ids(rows)
-
-
-@given(st.integers(1, 64), st.lists(st.booleans(), max_size=60))
-def test_rows_stay_in_their_bounds(most: int, events: list[bool]) -> None:
-    rows = Rows(most, most)
-    for fits in events:
-        rows = rows.fitted() if fits else rows.failed()
-        assert 1 <= rows.now <= most
-    for _ in range(7 * GROWS_AFTER):
-        rows = rows.fitted()
-    assert rows.now == most
 
 
 # ---- tasks that score by a reward model ----------------------------------------------------------------------------

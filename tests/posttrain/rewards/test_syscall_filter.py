@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.posttrain.rewards import syscall_filter
-from gpuherd.posttrain.rewards.syscall_filter import filter_program
+from gpuherd.posttrain.rewards import isolation
+from gpuherd.posttrain.rewards.isolation import filter_program
 
 X86, ARM = 0xC000003E, 0xC00000B7
 MACHINES = {"x86_64": X86, "aarch64": ARM}
@@ -48,7 +48,7 @@ def test_calls_are_refused_as_listed(machine: str, children: bool, namespaces: b
     def said(number: int, *arguments: int) -> int | str:
         return decided(program, own, number, *arguments)
 
-    tables = syscall_filter
+    tables = isolation
     for table, refused in (
         (tables._NEVER, True),
         (tables._NO_NETWORK, True),
@@ -105,11 +105,11 @@ def test_a_machine_that_is_not_known_has_no_filter() -> None:
 def test_no_number_stands_for_two_calls() -> None:
     for column in (0, 1):
         tables = (
-            syscall_filter._NEVER,
-            syscall_filter._NO_NETWORK,
-            syscall_filter._WITHOUT_NAMESPACES,
-            syscall_filter._FORKS,
+            isolation._NEVER,
+            isolation._NO_NETWORK,
+            isolation._WITHOUT_NAMESPACES,
+            isolation._FORKS,
         )
         numbers = [each[column] for table in tables for each in table.values() if each[column] is not None]
-        numbers += [each[0][column] for each in syscall_filter._ARGUMENTS.values()]
+        numbers += [each[0][column] for each in isolation._ARGUMENTS.values()]
         assert len(set(numbers)) == len(numbers)

@@ -15,7 +15,7 @@ from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.guidance.classifier import new_classifier
 from gpuherd.lm.guidance.guide import Guide
 from gpuherd.posttrain.engine.strategies import enable_checkpointing
-from gpuherd.posttrain.rewards.guarded import BadReward
+from gpuherd.posttrain.rewards.answers import BadReward
 from gpuherd.posttrain.rollout.sampler import Prefix, Sampler, scored
 from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Split
 

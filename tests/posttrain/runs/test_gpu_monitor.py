@@ -14,7 +14,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.records import Counts, Event, EventKind, RunSnapshot
 from gpuherd.posttrain.engine.curves import GpuMemory, memory_summary
 from gpuherd.posttrain.runs.folder import RoundsDirectory
-from gpuherd.posttrain.runs.gpu_monitor import LOOK_EVERY_S, GpuWatcher, Looks, utilisation_lines
+from gpuherd.posttrain.runs.gpu_monitor import LOOK_EVERY_S, GpuWatcher, Looks
 from gpuherd.runs.console import logged_to
 from gpuherd.standin.machine import SimulatedMachine
 
@@ -34,7 +34,7 @@ def test_looks_are_averaged_by_gpu_and_phase() -> None:
     looks.add({"0": "train", "1": "collect"}, {"0": 80, "1": None})
     looks.add({"0": "train"}, {"0": 100, "1": 5})
     looks.add({"0": "evaluate"}, {})
-    assert utilisation_lines(looks.found()) == [
+    assert looks.lines() == [
         "GPU utilization: GPU 0, evaluate: N/A",
         "GPU utilization: GPU 0, train: mean 90 % of 2 looks",
         "GPU utilization: GPU 1, collect: N/A",

@@ -38,18 +38,14 @@ def compose(overrides: Sequence[str] = (), file: str | Path | None = None, folde
     """
     with naming_extras(_EXTRAS, "experiments take"):
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
     OmegaConf.register_new_resolver("shipped", shipped, replace=True)
     values = {} if file is None else read_yaml(file)
     if "hydra" in values:
         raise UsageError(f"{file}: there is no key hydra: it only composes here; where runs go says output_dir")
     chosen = _choices_of(values.pop("defaults", None), folder, file)
     words = [*chosen, *(_word(word, folder) for word in overrides)]
-    with _told(), _composed(values, words, folder) as found:
-        try:
-            whole = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
-        except OmegaConfBaseException as problem:
-            raise UsageError(_first_line(problem)) from None
+    with _as_usage_errors(), _composed(values, words, folder) as found:
+        whole = OmegaConf.to_container(found, resolve=True, throw_on_missing=True)
     assert isinstance(whole, dict)  # noqa: S101 - it is composed of mappings
     # A group without a choice is there with nothing in it.
     return {str(key): {} if value is None and key in groups(folder) else value for key, value in whole.items()}
@@ -153,12 +149,9 @@ def _choices_of(defaults: Any, folder: Path, file: str | Path | None) -> list[st
         if group not in groups(folder):
             raise UsageError(f"{file}: defaults: no group {group!r}{nearest_or_all(group, list(groups(folder)))}")
         _check_choice(group, choice, folder)
-        words.append(f"{group}={_said(choice)}")
+        chosen = f"[{','.join(choice)}]" if isinstance(choice, list) else choice
+        words.append(f"{group}={chosen}")
     return words
-
-
-def _said(choice: Any) -> str:
-    return f"[{','.join(choice)}]" if isinstance(choice, list) else str(choice)
 
 
 def _check_choice(group: str, choice: Any, folder: Path) -> None:
@@ -189,7 +182,7 @@ def _composed(values: Mapping[str, Any], words: Sequence[str], folder: Path) -> 
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_usage_errors() -> Iterator[None]:
     """What Hydra and OmegaConf complain of, as a sentence of ours."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

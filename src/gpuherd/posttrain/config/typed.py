@@ -126,7 +126,7 @@ class _Reader:
         for name in values:
             if name not in annotations:
                 raise UsageError(
-                    f"there is no key {_shown(_join(where, str(name)))}{self._hint(name, annotations, where)}"
+                    f"there is no key {_as_yaml(_join(where, str(name)))}{self._hint(name, annotations, where)}"
                 )
 
     def value(self, annotation: Any, value: Any, where: str) -> Any:
@@ -169,7 +169,7 @@ class _Reader:
                 return self.value(kind, value, where)
         if len(left) == 1:
             return self.value(left[0], value, where)
-        raise _wrong(where, value, " or ".join(_told(kind) for kind in left))
+        raise _wrong(where, value, " or ".join(_in_words(kind) for kind in left))
 
     def _tuple(self, kinds: Sequence[Any], value: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
@@ -223,7 +223,7 @@ def _literal(possible: Sequence[Any], value: Any, where: str) -> Any:
             return each
     hint = nearest_or_all(value, [str(each) for each in possible]) if isinstance(value, str) else ""
     told = ", ".join(str(each) for each in possible)
-    raise UsageError(f"{where}={_shown(value)}: it is one of {told}{hint if 'did' in hint else ''}")
+    raise UsageError(f"{where}={_as_yaml(value)}: it is one of {told}{hint if 'did' in hint else ''}")
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
@@ -245,7 +245,7 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     raise _wrong(where, value, _NAMES[kind])
 
 
-def _told(kind: Any) -> str:
+def _in_words(kind: Any) -> str:
     """An annotation in words."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(str(each) for each in get_args(kind))
@@ -260,12 +260,12 @@ def _told(kind: Any) -> str:
 
 def _wrong(where: str, value: Any, told: str) -> UsageError:
     if not where:
-        return UsageError(f"the configuration is {_shown(value)}, and should be {told}")
+        return UsageError(f"the configuration is {_as_yaml(value)}, and should be {told}")
     quotes = "; a text of such a form stands in quotes" if told == _NAMES[str] and isinstance(value, float) else ""
-    return UsageError(f"{where}={_shown(value)}: it should be {told}{quotes}")
+    return UsageError(f"{where}={_as_yaml(value)}: it should be {told}{quotes}")
 
 
-def _shown(value: Any) -> str:
+def _as_yaml(value: Any) -> str:
     """A value as YAML has it, printable, and not too long."""
     words = {None: "null", True: "true", False: "false"}
     is_word = value is None or isinstance(value, bool)

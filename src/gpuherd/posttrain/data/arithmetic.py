@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.generated import MOST_PROBLEMS, GeneratedTask, Shuffled, characters
-from gpuherd.posttrain.data.options import TaskOptions, task
+from gpuherd.posttrain.data.generated import MOST_PROBLEMS, GeneratedTask, Shuffled, characters, generated
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.qa.span import answer_in
 
@@ -67,37 +66,30 @@ class Settings:
         return int(10 ** (self.digits * self.operands) * len(self.operations) ** (self.operands - 1))
 
 
-class Arithmetic(GeneratedTask):
+@generated("arithmetic", Settings)
+class Arithmetic(GeneratedTask[Settings]):
     """The task. Its ids are the sums themselves."""
 
-    verifiable = True
-    reward_range = (0.0, 1.0)
-
     def __init__(self, settings: Settings):
-        super().__init__("arithmetic", self._problems)
-        self.settings = settings
+        """Raises UsageError where there are too few sums."""
+        super().__init__(settings)
         self._places = _places(settings)
         self._order = Shuffled(settings.size, f"arithmetic {settings.seed}")
 
-    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """1 where the completion is the number and nothing else but white space."""
-        return [_reward(*each) for each in zip(problems, completions, strict=True)]
-
-    def _problems(self, split: Split) -> list[Problem]:
+    def generate(self, split: Split) -> Iterator[Problem]:
         """The sums of a split; no sum is in two."""
-        return [self._problem(place, split) for place in self._places[split]]
+        for place in self._places[split]:
+            text = _sum_at(self._order[place], self.settings)
+            value = str(value_of(text))
+            label = value if split is Split.TEST else _labelled(text, value, self.settings)
+            yield Problem(text, f"{text}=", (label,), {"value": value})
 
-    def _problem(self, place: int, split: Split) -> Problem:
-        text = _sum_at(self._order[place], self.settings)
-        value = str(value_of(text))
-        label = value if split is Split.TEST else _labelled(text, value, self.settings)
-        return Problem(text, f"{text}=", (label,), {"value": value})
-
-
-@task("arithmetic", Settings)
-def make(settings: Settings, options: TaskOptions) -> Arithmetic:  # noqa: ARG001 - nothing of it matters here
-    """The task with these settings. Raises UsageError."""
-    return Arithmetic(settings)
+    def reward(self, problem: Problem, completion: str) -> Reward:
+        """1 where the completion is the number and nothing else but white space."""
+        said = answer_in(completion).strip()
+        right = said == problem.hidden["value"]
+        note = None if right or _NUMBER.fullmatch(said) else "not a number and nothing else"
+        return Reward(float(right), right, note=note)
 
 
 def make_tokenizer(folder: Path) -> Any:
@@ -113,13 +105,6 @@ def value_of(text: str) -> int:
     """
     terms = re.findall(r"([+-]?)(\d+(?:\*\d+)*)", text)
     return sum((-1 if sign == "-" else 1) * math.prod(map(int, product.split("*"))) for sign, product in terms)
-
-
-def _reward(problem: Problem, completion: str) -> Reward:
-    said = answer_in(completion).strip()
-    right = said == problem.hidden["value"]
-    note = None if right or _NUMBER.fullmatch(said) else "not a number and nothing else"
-    return Reward(float(right), right, note=note)
 
 
 def _places(settings: Settings) -> dict[Split, range]:

@@ -1,18 +1,22 @@
-"""Benchmarks of the Hub: questions with results (GSM8K, MATH, AIME), and texts that are gone on with and scored by a
-model (TL;DR, IMDB)."""
+"""Benchmarks of the Hub: questions with results (GSM8K, MATH, AIME), texts that are gone on with and scored by a model
+(TL;DR, IMDB), and programs that are scored by tests (MBPP, HumanEval, and files of one's own).
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source, by_model
 from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.rewards.answers import VALUE, MathRewards
-from gpuherd.posttrain.rewards.reward_model import ModelRewards
+from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewards, CodeScoring, read_tests
+from gpuherd.posttrain.rewards.sandbox import Limits
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow, Unusable
 from gpuherd.qa.data.readers.benchmarks import gsm8k_drafts
@@ -136,9 +140,6 @@ for _name, _train, _test in (
 
 # ---- texts that a model scores ---------------------------------------------------------------------------------------
 
-TLDR_MODEL = "OpenAssistant/reward-model-deberta-v3-large-v2"
-IMDB_MODEL = "lvwerra/distilbert-imdb"
-
 
 @task("tldr", Reading)
 def make_tldr(settings: Reading, options: TaskOptions) -> DataTask:
@@ -152,7 +153,7 @@ def make_tldr(settings: Reading, options: TaskOptions) -> DataTask:
         # The summary that somebody wrote is imitated, behind a space.
         return Problem(found.id, found.question.rstrip(), tuple(f" {each.strip()}" for each in found.answers))
 
-    scoring = _by_model(options, TLDR_MODEL, None)
+    scoring = by_model(options, "OpenAssistant/reward-model-deberta-v3-large-v2")
     return DataTask("tldr", settings.of(source), parse_tldr, problem, scoring, settings.revision)
 
 
@@ -187,7 +188,7 @@ def make_imdb(settings: Reviews, options: TaskOptions) -> DataTask:
     def problem(found: Checked) -> Problem:
         return Problem(found.id, found.question, tuple(f" {each}" for each in found.answers))
 
-    scoring = _by_model(options, IMDB_MODEL, settings.label)
+    scoring = by_model(options, "lvwerra/distilbert-imdb", settings.label)
     return DataTask("imdb", settings.of(source), beginnings(settings.words), problem, scoring, settings.revision)
 
 
@@ -203,6 +204,98 @@ def beginnings(words: int) -> Callable[[Mapping[str, Any]], ParsedRow]:
     return parse
 
 
-def _by_model(options: TaskOptions, default: str, label: str | None) -> ModelRewards:
-    model = options.reward_model or default
-    return ModelRewards(model, options.device, options.dtype, label=label, batch_size=options.reward_batch_size)
+# ---- programs that tests score ---------------------------------------------------------------------------------------
+#
+# A row of a file has ``prompt`` (or ``question``, ``text``), ``tests`` (``rewards.code.read_tests`` says their forms),
+# and perhaps ``setup`` (source that is run before), ``solution`` and ``id``. MBPP's and HumanEval's rows are understood
+# as they are.
+
+
+@dataclass(frozen=True, slots=True)
+class Programs(Reading):
+    """Which problems, and what they earn.
+
+    Attributes:
+        partial, all_bonus, error_penalty: as of ``rewards.code.CodeScoring``.
+        timeout: seconds for the program with all its tests; for each input by itself.
+        memory_mb: of the program.
+    """
+
+    partial: bool = True
+    all_bonus: float = 0.0
+    error_penalty: float = 0.0
+    timeout: float = 5.0
+    memory_mb: int = 512
+
+
+_PROGRAM_COLUMNS = frozenset(
+    {"id", "prompt", "question", "text", "tests", "setup", "solution", "code", "task_id", "test_list"}
+    | {"test_setup_code", "test", "entry_point", "canonical_solution"}
+)
+
+
+@task("code", Programs)
+def make_code(settings: Programs, options: TaskOptions) -> DataTask:
+    """The task of a file: its last tenth is the test where there is no ``test_data``. Raises UsageError."""
+    if settings.data is None and settings.test_data is None:
+        raise UsageError("code: data=FILE says where its problems are; mbpp and humaneval are tasks of the Hub")
+    return _code_task("code", Source(None, None, _PROGRAM_COLUMNS, divided=True), settings, options)
+
+
+@task("mbpp", Programs)
+def make_mbpp(settings: Programs, options: TaskOptions) -> DataTask:
+    """MBPP (Austin et al. 2021, arXiv 2108.07732)."""
+    name = "google-research-datasets/mbpp"
+    source = Source(Part(name, "train", "full"), Part(name, "test", "full"), _PROGRAM_COLUMNS)
+    return _code_task("mbpp", source, settings, options)
+
+
+@task("humaneval", Programs)
+def make_humaneval(settings: Programs, options: TaskOptions) -> DataTask:
+    """HumanEval (Chen et al. 2021, arXiv 2107.03374), which is a test only."""
+    source = Source(None, Part("openai/openai_humaneval", "test"), _PROGRAM_COLUMNS)
+    return _code_task("humaneval", source, settings, options)
+
+
+def programs_of(name: str, path: str, options: TaskOptions) -> DataTask:
+    """The task of a file that is known to hold programs. Raises UsageError."""
+    settings = replace(read(Programs, options.settings, name), data=path)
+    return _code_task(name, Source(None, None, _PROGRAM_COLUMNS, divided=True), settings, options)
+
+
+def parse_program(row: Mapping[str, Any]) -> ParsedRow:
+    """The problem of a row, its tests hidden. Raises ValueError, KeyError."""
+    name, hidden = row.get("id", row.get("task_id")), {}
+    solution = next((row[each] for each in ("solution", "code", "canonical_solution") if row.get(each)), None)
+    question = next((row[each] for each in ("prompt", "question", "text") if row.get(each) is not None), None)
+    if question is None:
+        raise BadRow("no column prompt, question or text")
+    if isinstance(row.get("entry_point"), str) and isinstance(row.get("test"), str):
+        tests: Any = [f"{row['test']}\n\ncheck({row['entry_point']})\n"]
+        hidden = {ENTRY: row["entry_point"], PREFIX: question}
+    elif row.get("test_list") is not None:
+        tests = row["test_list"]
+        shown = "\n".join(map(str, tests))
+        question = f"{question}\nYour code should pass these tests:\n{shown}\n"
+        hidden = {SETUP: row.get("test_setup_code") or ""}
+    else:
+        tests = row["tests"]
+        hidden = {SETUP: row.get("setup") or ""}
+    read_tests(tests)
+    parts = {key: value for key, value in hidden.items() if value}
+    return ParsedRow(question, () if solution is None else solution, name, hidden={TESTS: json.dumps(tests), **parts})
+
+
+def program_problem(found: Checked) -> Problem:
+    """The problem of a checked row, its texts as they are: white space matters in programs."""
+    return Problem(found.id, found.question, found.answers, found.hidden)
+
+
+def _code_task(name: str, source: Source, settings: Programs, options: TaskOptions) -> DataTask:
+    scoring = CodeRewards(
+        CodeScoring(settings.partial, settings.all_bonus, settings.error_penalty),
+        Limits(seconds=settings.timeout, memory=settings.memory_mb << 20),
+        processes=options.processes,
+        allow_unconfined=options.allow_unconfined,
+    )
+    return DataTask(name, settings.of(source), parse_program, program_problem, scoring, settings.revision)

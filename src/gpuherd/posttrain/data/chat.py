@@ -90,11 +90,11 @@ class ChatTokenizer:
 
     def _defused_turns(self, messages: Turns, tools: Sequence[Any]) -> tuple[list[Any], Turns]:
         """Tools and turns with control tokens taken apart that are written out in them."""
-        turns = [{**self._defused(each, self._controls_of(each)), "role": each["role"]} for each in messages]
+        turns = []
+        for each in messages:
+            controls = self._special if each["role"] == "assistant" else self._controls
+            turns.append({**self._defused(each, controls), "role": each["role"]})
         return [self._defused(each, self._controls) for each in tools], turns
-
-    def _controls_of(self, turn: Mapping[str, Any]) -> tuple[str, ...]:
-        return self._special if turn["role"] == "assistant" else self._controls
 
     def _defused(self, value: Any, controls: tuple[str, ...]) -> Any:
         """With every control token in its texts taken apart."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError, printable
-from gpuherd.posttrain.data.options import Scoring
+from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.preference_rows import CONVERSATION, Messages
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
-from gpuherd.posttrain.types import Problem, Reward, Split
+from gpuherd.posttrain.types import Problem, Reward, Scoring, Split
 from gpuherd.qa.data.files import ColumnChoice, rows_of_file, rows_of_table
 from gpuherd.qa.data.questions import BadQuestions, BadRow, DataRow, MissingQuestions, text_of
 
@@ -57,19 +57,14 @@ def without_last_tenth(problems: Sequence[Problem]) -> tuple[Sequence[Problem], 
     return problems[:first], problems[first:]
 
 
-def shared_left_out(problems: Sequence[Problem], test: Sequence[Problem], name: str) -> list[Problem]:
-    """The problems whose prompts are not in the test; how many were left out is logged."""
-    asked = {each.prompt for each in test}
-    left = [each for each in problems if each.prompt not in asked]
+def _apart_from(test: Sequence[Problem], problems: Sequence[Problem], name: str) -> list[Problem]:
+    """The training problems whose prompts are not in the test; how many were left out is logged. One with the id of
+    another problem in the test (both files count from 1) gets a new one."""
+    prompts, ids = ({getattr(each, key) for each in test} for key in ("prompt", "id"))
+    left = [each for each in problems if each.prompt not in prompts]
     if len(left) < len(problems):
         logger.warning("%s: %d training problems are in the test, and left out", name, len(problems) - len(left))
-    return left
-
-
-def _with_ids_of_their_own(train: Sequence[Problem], test: Sequence[Problem]) -> list[Problem]:
-    """The training problems; those with the id of another one in the test (both files count from 1) get a new one."""
-    taken = {each.id for each in test}
-    return [replace(each, id=f"train-{each.id}") if each.id in taken else each for each in train]
+    return [replace(each, id=f"train-{each.id}") if each.id in ids else each for each in left]
 
 
 # ---- from rows to problems -------------------------------------------------------------------------------------------
@@ -154,7 +149,7 @@ def gather(
     """Every row as a problem, or refused. Raises BadQuestions where there is none at all.
 
     Args:
-        parse: the parts of a row. Raises BadRow, KeyError, TypeError and the like where it has none.
+        parse: the parts of a row. Raises ValueError (BadRow), KeyError, TypeError and the like where it has none.
         made: the problem of a checked row.
         name: of the rows, for messages.
     """
@@ -197,6 +192,8 @@ def _checked(row: DataRow, parse: Callable[[Mapping[str, Any]], ParsedRow]) -> C
         found = parse(row.values)
     except KeyError as problem:
         raise BadRow(f"no column {problem}") from None
+    except ValueError as problem:
+        raise BadRow(str(problem)) from None
     except (TypeError, AttributeError) as problem:
         raise BadRow(f"not of the shape of this data set: {problem}") from None
     question = _text(found.question, "question")
@@ -268,6 +265,12 @@ class Reading:
         return replace(source, train=train, test=test)
 
 
+def by_model(options: TaskOptions, default: str, label: str | None = None) -> ModelRewards:
+    """Scoring by the reward model of the options, else by this one."""
+    model = options.reward_model or default
+    return ModelRewards(model, options.device, options.dtype, label=label, batch_size=options.reward_batch_size)
+
+
 class DataTask:
     """A task of a source: a row is parsed and checked, and becomes a problem, and scoring says what answers earn."""
 
@@ -323,9 +326,7 @@ class DataTask:
         if source.test is not None:
             if Split.TEST not in self._known:
                 self._read(Split.TEST)
-            train = _with_ids_of_their_own(
-                shared_left_out(train, self._known[Split.TEST], self.name), self._known[Split.TEST]
-            )
+            train = _apart_from(self._known[Split.TEST], train, self.name)
         elif source.divided:
             train, test = without_last_tenth(train)
             self._known[Split.TEST] = _with_answers(test)

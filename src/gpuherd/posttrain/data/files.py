@@ -1,7 +1,7 @@
 """Problems of one's own in a file or a data set of the Hub: prompts with answers, prompts of preferences, or programs
 with tests.
 
-What a file holds is seen by its first row: ``tests`` makes it programs (``data.code``); ``chosen`` and ``rejected``
+What a file holds is seen by its first row: ``tests`` makes it programs (``benchmarks``); ``chosen`` and ``rejected``
 make it preferences, whose prompts are asked and whose chosen completions are imitated, scored by a reward model; else a
 row has ``prompt`` (or ``question``) and perhaps ``answers`` (``answer``, ``completion``) and ``id``, or ``messages``: a
 conversation. A prompt is a text or a conversation, system's turn first, that ends with the user's.
@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data import code
-from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source, read_rows
-from gpuherd.posttrain.data.options import Scoring, TaskOptions
+from gpuherd.posttrain.data.benchmarks import programs_of
+from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source, by_model, read_rows
+from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.preference_rows import (
     CONVERSATION,
     Conversation,
@@ -35,7 +35,7 @@ from gpuherd.posttrain.data.preference_rows import (
 from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.function import COLUMNS
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
-from gpuherd.posttrain.types import Problem
+from gpuherd.posttrain.types import Problem, Scoring
 from gpuherd.qa.data.questions import BadRow
 
 Rule = Literal["exact", "contains", "squad", "rouge", "math", "model"]
@@ -71,7 +71,7 @@ def make_of_file(path: Path, options: TaskOptions) -> DataTask:
     """The task of a file, which is looked into. Raises UsageError, MissingQuestions, BadQuestions."""
     first = _first_row(path)
     if _is_program(first):
-        return code.make_of(path.stem, str(path), options)
+        return programs_of(path.stem, str(path), options)
     settings = read(Settings, options.settings, path.name)
     preferences = {"chosen", "rejected"} <= first.keys()
     scoring = _scoring(settings, options, preferences, path)
@@ -117,62 +117,41 @@ def _is_program(row: Mapping[str, Any]) -> bool:
 
 
 def parse_row(row: Mapping[str, Any]) -> ParsedRow:
-    """A prompt with its answers. Raises BadRow."""
+    """A prompt with its answers; of messages and completions the answer to imitate. Raises ValueError."""
     if row.get("messages") is not None or row.get("completion") is not None:
-        return _parse_answer(row)
+        found = imitated(row)
+        if isinstance(found, Conversation):
+            return _parse_conversation(found, row.get("id"))
+        return ParsedRow(*found, id=row.get("id"))
     asked = row.get("prompt", row.get("question"))
     if asked is None:
         raise BadRow("no column prompt (or question)")
     answers = row.get("answers", row.get("answer"))
-    prompt = asked if not isinstance(asked, list) else _messages(asked, "prompt")
-    return _asking(prompt, () if answers is None else answers, row.get("id"))
-
-
-def _parse_answer(row: Mapping[str, Any]) -> ParsedRow:
-    """A prompt and the answer to imitate, of messages or of a completion. Raises BadRow."""
-    try:
-        found = imitated(row)
-    except ValueError as problem:
-        raise BadRow(str(problem)) from None
-    if not isinstance(found, Conversation):
-        return ParsedRow(*found, id=row.get("id"))
-    return _parse_conversation(found, row.get("id"))
+    prompt = asked if not isinstance(asked, list) else text_turns(asked, "prompt")
+    return _prompting(prompt, () if answers is None else answers, row.get("id"))
 
 
 def _parse_conversation(found: Conversation, name: Any) -> ParsedRow:
-    """Its last answer, behind what stands before it. Raises BadRow."""
+    """Its last answer, behind what stands before it. Raises ValueError."""
     place = found.imitated[-1] if found.last_answer is None else found.last_answer
     before, last = found.messages[:place], found.messages[place]
     answers = () if found.last_answer is None else last["content"]
     plain = not found.tools and not any(each.keys() - {"role", "content"} for each in (*before, last))
-    if plain and found.imitated == (place,):
-        return _asking(_messages(before, "messages"), answers, name)
-    hidden = {CONVERSATION: found.to_json()}
-    if plain and _by_turns([each["role"] for each in before]):
-        return replace(_asking(_messages(before, "messages"), answers, name), hidden=hidden)
+    hidden = {} if plain and found.imitated == (place,) else {CONVERSATION: found.to_json()}
+    if plain and (not hidden or _by_turns([each["role"] for each in before])):
+        return replace(_prompting(text_turns(before, "messages"), answers, name), hidden=hidden)
     chat = json.dumps({"messages": before, "tools": found.tools})
     asked = Conversation((*before, last), found.tools, place)
     return ParsedRow(asked.texts[0][0], answers, name, hidden=hidden, chat=chat)
 
 
 def parse_preference(row: Mapping[str, Any]) -> ParsedRow:
-    """The prompt of a preference with its chosen completion. Raises BadRow."""
-    try:
-        prompt, chosen, _ = compared(row)
-    except ValueError as problem:
-        raise BadRow(str(problem)) from None
-    return _asking(prompt, chosen, row.get("id"))
+    """The prompt of a preference with its chosen completion. Raises ValueError."""
+    prompt, chosen, _ = compared(row)
+    return _prompting(prompt, chosen, row.get("id"))
 
 
-def _messages(value: Any, name: str) -> Messages:
-    """Raises BadRow."""
-    try:
-        return text_turns(value, name)
-    except ValueError as problem:
-        raise BadRow(str(problem)) from None
-
-
-def _asking(prompt: Any, answers: Any, name: Any) -> ParsedRow:
+def _prompting(prompt: Any, answers: Any, name: Any) -> ParsedRow:
     """A row that asks a text, one message of the user's, or a conversation that ends with one. Raises BadRow."""
     if not isinstance(prompt, tuple):
         return ParsedRow(prompt, answers, name)
@@ -207,10 +186,4 @@ def _scoring(settings: Settings, options: TaskOptions, preferences: bool, path: 
         return WordRewards(rule)
     if options.reward_model is None:
         raise UsageError(f"{path.name}: its completions are scored by a reward model; reward_model=MODEL says which")
-    return ModelRewards(
-        options.reward_model,
-        options.device,
-        options.dtype,
-        label=settings.label,
-        batch_size=options.reward_batch_size,
-    )
+    return by_model(options, options.reward_model, settings.label)

@@ -4,12 +4,16 @@ a fixed list of words for small models that learn from scratch."""
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gpuherd.posttrain.data.dataset import first_problems
-from gpuherd.posttrain.types import Problem, Split
+from gpuherd.posttrain.data.options import task
+from gpuherd.posttrain.types import Problem, Reward, Split
+
+SettingsT = TypeVar("SettingsT")
 
 MOST_PROBLEMS = 10_000_000  # of a split that is made: they are all held in memory
 # A problem belongs to a split by its hash, whatever the seed: two training sets share no problem with any test. Of ten
@@ -18,22 +22,51 @@ SHARES: Mapping[Split, range] = {Split.TEST: range(1), Split.HELDOUT: range(1, 2
 EOS, PAD, UNKNOWN = "</s>", "<pad>", "<unk>"
 
 
-class GeneratedTask:
-    """Problems that are made when a split is first asked for, and kept. What answers earn, the task says."""
+class GeneratedTask(ABC, Generic[SettingsT]):
+    """Problems that are made when a split is first asked for, and kept."""
 
-    def __init__(self, name: str, generate: Callable[[Split], Iterable[Problem]]):
-        self.name = name
-        self._generate = generate
+    name: str
+    verifiable = True
+    reward_range = (0.0, 1.0)
+
+    def __init__(self, settings: SettingsT):
+        self.settings = settings
         self._of_split: dict[Split, list[Problem]] = {}
+
+    @abstractmethod
+    def generate(self, split: Split) -> Iterable[Problem]:
+        """All problems of a split."""
+
+    @abstractmethod
+    def reward(self, problem: Problem, completion: str) -> Reward:
+        """What an answer earns."""
 
     def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
         """The first problems of a split. Raises UsageError where there are not so many."""
         if split not in self._of_split:
-            self._of_split[split] = list(self._generate(split))
+            self._of_split[split] = list(self.generate(split))
         return first_problems(self._of_split[split], count, seed, f"{self.name}, {split}")
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """What each answer earns, in order."""
+        return [self.reward(*each) for each in zip(problems, completions, strict=True)]
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+TaskT = TypeVar("TaskT", bound=type[GeneratedTask[Any]])
+
+
+def generated(name: str, settings: type[Any]) -> Callable[[TaskT], TaskT]:
+    """Registers the class that follows as the task of this name, made with its settings alone."""
+
+    def register(made: TaskT) -> TaskT:
+        made.name = name
+        task(name, settings)(lambda own, _: made(own))
+        return made
+
+    return register
 
 
 class Shuffled:

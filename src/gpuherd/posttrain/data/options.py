@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.types import Problem, Reward, Split, Task
+from gpuherd.posttrain.types import Task
 
 REWARD_TIMEOUT_S = 60.0  # for a batch
 
@@ -62,35 +62,7 @@ class TaskOptions:
             raise UsageError(f"processes={self.processes}; the least is 1")
 
 
-class Scoring(Protocol):
-    """Rewards for problems of any task whose hidden parts and answers it understands.
-
-    Attributes:
-        verifiable, reward_range: as of ``types.Task``.
-    """
-
-    verifiable: bool
-    reward_range: tuple[float, float]
-
-    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """The rewards of completions, in this order."""
-        ...
-
-    def close(self) -> None:
-        """Ends what scoring has started."""
-        ...
-
-
-class ProblemSource(Protocol):
-    """A source of problems; any task is one."""
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """As of ``types.Task``."""
-        ...
-
-    def close(self) -> None:
-        """Ends what was started."""
-        ...
+Maker = Callable[[Settings, TaskOptions], Task]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +80,10 @@ ALIASES: dict[str, str] = {}
 
 def task(
     name: str, settings: type[Settings], *, aliases: Sequence[str] = ()
-) -> Callable[[Callable[[Settings, TaskOptions], Task]], Callable[[Settings, TaskOptions], Task]]:
+) -> Callable[[Maker[Settings]], Maker[Settings]]:
     """Registers the function that follows as what makes the task of this name. Raises ValueError if it is taken."""
 
-    def register(make: Callable[[Settings, TaskOptions], Task]) -> Callable[[Settings, TaskOptions], Task]:
+    def register(make: Maker[Settings]) -> Maker[Settings]:
         for each in (name, *aliases):
             if each in NAMED or each in ALIASES:
                 raise ValueError(f"there is a task {each!r} already")

@@ -14,6 +14,7 @@ from typing import Any, Self
 from gpuherd.posttrain.types import Problem
 
 Messages = tuple[tuple[str, str], ...]  # role and content of each
+Turns = tuple[Mapping[str, Any], ...]  # messages as chat templates take them
 
 # Hidden part of a problem: the conversation that it is the end of, whose turns SFT imitates, as JSON.
 CONVERSATION = "conversation"
@@ -32,7 +33,7 @@ class Conversation:
         first: turns from this place on are imitated; those before it are the prompt.
     """
 
-    messages: tuple[Mapping[str, Any], ...]
+    messages: Turns
     tools: tuple[Mapping[str, Any], ...] = ()
     first: int = 0
 
@@ -45,9 +46,8 @@ class Conversation:
     @property
     def last_answer(self) -> int | None:
         """The place of the last of these turns that says something and calls no tool; None where none does."""
-        said = [self.messages[place] for place in self.imitated]
-        plain = [place for place, each in zip(self.imitated, said, strict=True) if _says_something(each)]
-        return plain[-1] if plain else None
+        said = {place: self.messages[place] for place in reversed(self.imitated)}
+        return next((at for at, each in said.items() if each["content"].strip() and "tool_calls" not in each), None)
 
     def to_json(self) -> str:
         """As ``from_json`` reads it."""
@@ -69,10 +69,6 @@ class Conversation:
         return tuple(("\n\n".join([*before, *said[:place]]), said[place]) for place in self.imitated)
 
 
-def _says_something(turn: Mapping[str, Any]) -> bool:
-    return bool(turn["content"].strip()) and "tool_calls" not in turn
-
-
 def conversation_of(problem: Problem) -> Conversation | None:
     """The conversation that a problem is the end of; None where its prompt and its answer are all there is."""
     text = problem.hidden.get(CONVERSATION)
@@ -90,8 +86,8 @@ def compared(values: Mapping[str, Any]) -> tuple[str | Messages, str, str]:
     if missing:
         raise ValueError(f"it has no {' and no '.join(missing)}")
     said = values.get("prompt")
-    prompt = None if said is None else said if isinstance(said, str) else text_turns(said, "prompt")
-    chosen, rejected = (_completion(values[name], name) for name in ("chosen", "rejected"))
+    prompt = None if said is None else _text_or_turns(said, "prompt")
+    chosen, rejected = (_text_or_turns(values[name], name) for name in ("chosen", "rejected"))
     if chosen == rejected:
         raise ValueError("chosen and rejected are the same")
     if isinstance(chosen, str) or isinstance(rejected, str):
@@ -130,20 +126,22 @@ def imitated(values: Mapping[str, Any]) -> tuple[str, str] | Conversation:
         return _conversation(_turns(values["messages"], "messages"), values)
     if {"chosen", "rejected"} <= there:
         prompt, chosen, _ = compared(values)
-        return (prompt, chosen) if isinstance(prompt, str) else _answered(_mappings(prompt), chosen, values)
+        if isinstance(prompt, str):
+            return prompt, chosen
+        return _answered(tuple({"role": role, "content": said} for role, said in prompt), chosen, values)
     asked = next((name for name in ("prompt", "question") if name in there), None)
     said = next((name for name in ("completion", "chosen", "answer", "answers") if name in there), None)
     if said is None:
         if "text" in there and isinstance(values["text"], str) and values["text"].strip():
             return "", values["text"]
         raise ValueError("it has no messages, no text, and no completion, chosen or answer to imitate")
-    before: str | tuple[Mapping[str, Any], ...] = ()
+    before: str | Turns = ()
     if asked is not None:
         before = values[asked] if isinstance(values[asked], str) else _turns(values[asked], asked)
     answer = values[said]
     if said in ("completion", "chosen") and not isinstance(answer, str):
         turns = _turns(answer, said)
-        prefix = _mappings((("user", before),)) if isinstance(before, str) else before
+        prefix = ({"role": "user", "content": before},) if isinstance(before, str) else before
         whole = turns if turns[: len(prefix)] == prefix else (*prefix, *turns)
         return _conversation(whole, values, len(prefix))
     if isinstance(answer, list | tuple):
@@ -155,11 +153,11 @@ def imitated(values: Mapping[str, Any]) -> tuple[str, str] | Conversation:
     return (before, str(answer)) if isinstance(before, str) else _answered(before, str(answer), values)
 
 
-def _answered(before: tuple[Mapping[str, Any], ...], answer: str, values: Mapping[str, Any]) -> Conversation:
-    return _conversation((*before, *_mappings((("assistant", answer),))), values, len(before))
+def _answered(before: Turns, answer: str, values: Mapping[str, Any]) -> Conversation:
+    return _conversation((*before, {"role": "assistant", "content": answer}), values, len(before))
 
 
-def _conversation(turns: tuple[Mapping[str, Any], ...], values: Mapping[str, Any], first: int = 0) -> Conversation:
+def _conversation(turns: Turns, values: Mapping[str, Any], first: int = 0) -> Conversation:
     """Raises ValueError where there is nothing to imitate, or its tools are none."""
     found = Conversation(turns, _tools(values.get("tools")), first)
     if not found.imitated:
@@ -167,7 +165,7 @@ def _conversation(turns: tuple[Mapping[str, Any], ...], values: Mapping[str, Any
     return found
 
 
-def _completion(value: Any, name: str) -> str | Messages:
+def _text_or_turns(value: Any, name: str) -> str | Messages:
     return value if isinstance(value, str) else text_turns(value, name)
 
 
@@ -180,21 +178,16 @@ def _answer(turns: Messages, name: str) -> str:
 # ---- messages, tools and calls of tools ------------------------------------------------------------------------------
 
 
-def _mappings(turns: Messages) -> tuple[Mapping[str, Any], ...]:
-    return tuple({"role": role, "content": content} for role, content in turns)
-
-
 def text_turns(value: Any, name: str) -> Messages:
     """Messages as role and content. Raises ValueError, also for calls of tools: they would be lost."""
     turns = _turns(value, name)
     for place, each in enumerate(turns):
-        if each.keys() - {"role", "content"}:
-            other = min(each.keys() - {"role", "content"})
-            raise ValueError(f"{name}[{place}].{other}: what is compared has role and content alone")
+        if other := sorted(each.keys() - {"role", "content"}):
+            raise ValueError(f"{name}[{place}].{other[0]}: what is compared has role and content alone")
     return tuple((each["role"], each["content"]) for each in turns)
 
 
-def _turns(value: Any, name: str) -> tuple[Mapping[str, Any], ...]:
+def _turns(value: Any, name: str) -> Turns:
     """Messages as chat templates take them: all that is None left out. Raises ValueError."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         empty = ": it is empty" if value in ([], ()) else ""

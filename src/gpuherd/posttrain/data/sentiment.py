@@ -11,15 +11,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.generated import SHARES, GeneratedTask, write_tokenizer
-from gpuherd.posttrain.data.options import TaskOptions, task
+from gpuherd.posttrain.data.generated import SHARES, GeneratedTask, generated, write_tokenizer
 from gpuherd.posttrain.types import Problem, Reward, Split
 
 _POSITIVE = (
@@ -68,25 +66,35 @@ class Settings:
                 raise UsageError(f"{split}={count}; from 0 to a million")
 
 
-class Sentiment(GeneratedTask):
+@generated("sentiment", Settings)
+class Sentiment(GeneratedTask[Settings]):
     """The task."""
 
     verifiable = False
-    reward_range = (0.0, 1.0)
 
-    def __init__(self, settings: Settings):
-        super().__init__("sentiment", partial(_drawn, settings))
-        self.settings = settings
+    def generate(self, split: Split) -> Iterator[Problem]:
+        """The split's sentences, divided into what is given and the rest."""
+        settings, language = self.settings, _language(self.settings.seed)
+        drawing = random.Random(f"sentences {settings.seed} {split}")  # noqa: S311 - not a secret
+        known: set[str] = set()
+        while len(known) < getattr(settings, split.value):
+            words = [drawing.choice(NEUTRAL)]
+            for _ in range(drawing.randint(settings.shortest, settings.longest) - 1):
+                following, weights = language[words[-1]]
+                words.append(drawing.choices(following, cum_weights=weights)[0])
+            prompt = " ".join(words[:_GIVEN])
+            digest = hashlib.sha256(prompt.encode()).hexdigest()
+            if int(digest[:8], 16) % 10 in SHARES[split] and prompt not in known:
+                known.add(prompt)
+                yield Problem(digest[:16], prompt, (f" {' '.join(words[_GIVEN:])}",))
 
-    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:  # noqa: ARG002
-        """The share of positive words in each completion; of one without words 0."""
-        return [_reward(each) for each in completions]
-
-
-@task("sentiment", Settings)
-def make(settings: Settings, options: TaskOptions) -> Sentiment:  # noqa: ARG001 - nothing of it matters here
-    """The task with these settings. Raises UsageError."""
-    return Sentiment(settings)
+    def reward(self, problem: Problem, completion: str) -> Reward:  # noqa: ARG002 - whatever was asked
+        """The share of positive words in the completion; of one without words 0."""
+        words = completion.split()
+        if not words:
+            return Reward(0.0, None, {"positive": 0.0, "negative": 0.0}, "no words")
+        liked, disliked = (sum(word in some for word in words) / len(words) for some in (POSITIVE, NEGATIVE))
+        return Reward(liked, None, {"positive": liked, "negative": disliked})
 
 
 def make_tokenizer(folder: Path) -> Any:
@@ -94,31 +102,6 @@ def make_tokenizer(folder: Path) -> Any:
     from tokenizers import pre_tokenizers
 
     return write_tokenizer(folder, [*POSITIVE, *NEGATIVE, *NEUTRAL], pre_tokenizers.WhitespaceSplit())
-
-
-def _reward(completion: str) -> Reward:
-    words = completion.split()
-    if not words:
-        return Reward(0.0, None, {"positive": 0.0, "negative": 0.0}, "no words")
-    liked, disliked = (sum(word in some for word in words) / len(words) for some in (POSITIVE, NEGATIVE))
-    return Reward(liked, None, {"positive": liked, "negative": disliked})
-
-
-def _drawn(settings: Settings, split: Split) -> Iterator[Problem]:
-    """The split's sentences, divided into what is given and the rest."""
-    language = _language(settings.seed)
-    drawing = random.Random(f"sentences {settings.seed} {split}")  # noqa: S311 - not a secret
-    known: set[str] = set()
-    while len(known) < getattr(settings, split.value):
-        words = [drawing.choice(NEUTRAL)]
-        for _ in range(drawing.randint(settings.shortest, settings.longest) - 1):
-            following, weights = language[words[-1]]
-            words.append(drawing.choices(following, cum_weights=weights)[0])
-        prompt = " ".join(words[:_GIVEN])
-        digest = hashlib.sha256(prompt.encode()).hexdigest()
-        if int(digest[:8], 16) % 10 in SHARES[split] and prompt not in known:
-            known.add(prompt)
-            yield Problem(digest[:16], prompt, (f" {' '.join(words[_GIVEN:])}",))
 
 
 def _language(seed: int) -> dict[str, tuple[tuple[str, ...], tuple[float, ...]]]:

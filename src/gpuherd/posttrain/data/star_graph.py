@@ -15,13 +15,12 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.generated import MOST_PROBLEMS, SHARES, GeneratedTask, write_tokenizer
-from gpuherd.posttrain.data.options import TaskOptions, task
+from gpuherd.posttrain.data.dataset import content_id
+from gpuherd.posttrain.data.generated import MOST_PROBLEMS, SHARES, GeneratedTask, generated, write_tokenizer
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.qa.span import answer_in
 
@@ -116,25 +115,37 @@ class PathCheck:
     right: bool
 
 
-class StarGraphs(GeneratedTask):
+@generated("star_graph", Settings)
+class StarGraphs(GeneratedTask[Settings]):
     """The task: fixed sets of graphs."""
 
-    verifiable = True
-    reward_range = (0.0, 1.0)
+    def generate(self, split: Split) -> Iterator[Problem]:
+        """The split's set: graphs are drawn until enough of them are of this split and new."""
+        settings = self.settings
+        key = f"star graph {settings.degree} {settings.length} {settings.nodes} {settings.seed} {split}"
+        drawing = random.Random(key)  # noqa: S311 - not a secret
+        known: set[str] = set()
+        while len(known) < getattr(settings, split.value):
+            nodes = drawing.sample(range(settings.nodes), settings.used)
+            start, rest, arm = nodes[0], nodes[1:], settings.length - 1
+            arms = [(start, *rest[first : first + arm]) for first in range(0, len(rest), arm)]
+            if _share(arms) not in SHARES[split]:
+                continue
+            edges = [edge for each in arms for edge in itertools.pairwise(each)]
+            drawing.shuffle(edges)
+            prompt = f"{'|'.join(f'{one},{other}' for one, other in edges)}/{start},{arms[0][-1]}="
+            if prompt not in known:
+                known.add(prompt)
+                yield Problem(content_id(prompt), prompt, (",".join(map(str, arms[0])),))
 
-    def __init__(self, settings: Settings):
-        super().__init__("star_graph", partial(_drawn, settings))
-        self.settings = settings
-
-    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+    def reward(self, problem: Problem, completion: str) -> Reward:
         """1 for the exact path; a part says which share of its nodes follow edges."""
-        return [_reward(*each) for each in zip(problems, completions, strict=True)]
-
-
-@task("star_graph", Settings)
-def make(settings: Settings, options: TaskOptions) -> StarGraphs:  # noqa: ARG001 - nothing of it matters here
-    """The task with these settings. Raises UsageError."""
-    return StarGraphs(settings)
+        check = check_path(graph_of(problem.prompt), answer_in(completion))
+        if check.nodes is None:
+            return Reward(0.0, False, {"edges": 0.0}, "not a list of nodes")
+        edges = sum(check.follows) / len(check.follows)
+        note = None if check.right else "follows edges, not to the goal" if edges == 1 else "follows no edge somewhere"
+        return Reward(float(check.right), check.right, {"edges": edges}, note)
 
 
 def graph_of(prompt: str) -> StarGraph:
@@ -147,12 +158,6 @@ def graph_of(prompt: str) -> StarGraph:
     pairs = [tuple(map(int, edge.split(","))) for edge in edges.split("|")]
     start, goal = map(int, question.split(","))
     return StarGraph(tuple((one, other) for one, other in pairs), start, goal)
-
-
-def wrong_answers(problem: Problem) -> tuple[str, ...]:
-    """The other arms' paths, from the start to their ends: what a model says that follows edges but not to the goal."""
-    graph = graph_of(problem.prompt)
-    return tuple(_path_text(arm) for arm in graph.arms if arm[-1] != graph.goal)
 
 
 def check_path(graph: StarGraph, completion: str) -> PathCheck:
@@ -176,43 +181,7 @@ def make_tokenizer(folder: Path, nodes: int) -> Any:
     return write_tokenizer(folder, [*_SIGNS, *map(str, range(nodes))], pre_tokenizers.Sequence(parts))
 
 
-def _reward(problem: Problem, completion: str) -> Reward:
-    check = check_path(graph_of(problem.prompt), answer_in(completion))
-    if check.nodes is None:
-        return Reward(0.0, False, {"edges": 0.0}, "not a list of nodes")
-    edges = sum(check.follows) / len(check.follows)
-    note = None if check.right else "follows edges, not to the goal" if edges == 1 else "follows no edge somewhere"
-    return Reward(float(check.right), check.right, {"edges": edges}, note)
-
-
-def _drawn(settings: Settings, split: Split) -> Iterator[Problem]:
-    """The split's set: graphs are drawn until enough of them are of this split and new."""
-    key = f"star graph {settings.degree} {settings.length} {settings.nodes} {settings.seed} {split}"
-    drawing = random.Random(key)  # noqa: S311 - not a secret
-    known: set[str] = set()
-    while len(known) < getattr(settings, split.value):
-        nodes = drawing.sample(range(settings.nodes), settings.used)
-        start, rest, arm = nodes[0], nodes[1:], settings.length - 1
-        arms = [(start, *rest[first : first + arm]) for first in range(0, len(rest), arm)]
-        if _share(arms) not in SHARES[split]:
-            continue
-        edges = [edge for each in arms for edge in itertools.pairwise(each)]
-        drawing.shuffle(edges)
-        prompt = f"{'|'.join(f'{one},{other}' for one, other in edges)}/{start},{arms[0][-1]}="
-        if prompt not in known:
-            known.add(prompt)
-            yield Problem(_id(prompt), prompt, (_path_text(arms[0]),))
-
-
 def _share(arms: Sequence[Sequence[int]]) -> int:
     """Which tenth of all graphs one belongs to, the first arm being the path."""
     text = f"{list(arms[0])} {sorted(map(list, arms[1:]))}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 10
-
-
-def _path_text(nodes: Sequence[int]) -> str:
-    return ",".join(map(str, nodes))
-
-
-def _id(prompt: str) -> str:
-    return hashlib.sha256(prompt.encode()).hexdigest()[:16]

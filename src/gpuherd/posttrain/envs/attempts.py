@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data import code
-from gpuherd.posttrain.data.benchmarks import prompt_of
+from gpuherd.posttrain.data.benchmarks import parse_program, program_problem, prompt_of
 from gpuherd.posttrain.data.dataset import Checked, ParsedRow
-from gpuherd.posttrain.data.options import ProblemSource
-from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
+from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Family, Observation, Step, user
 from gpuherd.posttrain.envs.registry import environment, source_of
-from gpuherd.posttrain.rewards.answers import VALUE, MathRewards
+from gpuherd.posttrain.rewards.answers import VALUE, MathRewards, guarded
 from gpuherd.posttrain.rewards.code import CodeRewards, CodeScoring, Tested
-from gpuherd.posttrain.rewards.guarded import guarded
 from gpuherd.posttrain.rewards.sandbox import Limits
-from gpuherd.posttrain.types import Problem, Reward, Split
+from gpuherd.posttrain.types import Problem, ProblemSource, Reward
 from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.grading.formulas import result_of
 from gpuherd.qa.span import answer_in
@@ -40,8 +37,27 @@ class Attempt:
 Judge = Callable[[Sequence[Problem], Sequence[str]], list[Attempt]]
 
 
-class Attempts:
+class _Trying(Episode):
+    def reset(self, problem: Problem, seed: int) -> Observation:  # noqa: ARG002 - nothing is drawn
+        """Shows the problem's prompt."""
+        self.problem, self._tried = problem, 0
+        return user(problem.prompt)
+
+    def heard(self, attempt: Attempt) -> Step:
+        """The step of an attempt that was judged."""
+        self._tried += 1
+        reward = attempt.reward
+        done = bool(reward.correct) or self._tried >= self.family.most_turns
+        info = {**reward.parts, "attempts": float(self._tried)}
+        if done:
+            return Step(NOTHING, reward.value, True, reward.correct, info)
+        return Step(user(attempt.feedback), 0.0, False, reward.correct, info, if_cut=reward.value)
+
+
+class Attempts(Family[_Trying]):
     """Environments that judge answers together."""
+
+    episode = _Trying
 
     def __init__(
         self,
@@ -50,61 +66,18 @@ class Attempts:
         judge: Judge,
         most_turns: int,
         reward_range: tuple[float, float],
-        *,
-        verifiable: bool,
-        close: Callable[[], None],
+        *close: Callable[[], None],
     ):
-        self.name, self.most_turns = name, most_turns
-        self.reward_range, self.verifiable = reward_range, verifiable
-        self._source, self._judge, self._close = source, judge, close
+        super().__init__(name, source, most_turns, reward_range, *close)
+        self._judge = judge
 
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """Those of the source."""
-        return self._source.problems(split, count, seed)
-
-    def make(self) -> Environment:
-        """A new one."""
-        return _Trying(self)
-
-    def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
+    def judged(self, episodes: Sequence[_Trying], texts: Sequence[str]) -> list[Step]:
         """All attempts, judged together."""
-        trying = [each for each in environments if isinstance(each, _Trying)]
-        attempts = guarded(self._judge, self.name, [each.problem for each in trying], texts, self._failed)
-        return [each.heard(attempt) for each, attempt in zip(trying, attempts, strict=True)]
-
-    def close(self) -> None:
-        """Ends what judging has started, and what the source has."""
-        self._close()
-        self._source.close()
+        attempts = guarded(self._judge, self.name, [each.problem for each in episodes], texts, self._failed)
+        return [each.heard(attempt) for each, attempt in zip(episodes, attempts, strict=True)]
 
     def _failed(self, reason: str) -> Attempt:
         return Attempt(Reward(self.reward_range[0], correct=False, note=reason), "That is not right. Try again.")
-
-
-class _Trying:
-    def __init__(self, family: Attempts):
-        self._family = family
-        self._tried = 0
-        self.problem: Problem
-
-    def reset(self, problem: Problem, seed: int) -> Observation:  # noqa: ARG002 - nothing is drawn
-        """Shows the problem's prompt."""
-        self.problem, self._tried = problem, 0
-        return user(problem.prompt)
-
-    def step(self, text: str) -> Step:
-        """An attempt."""
-        return self._family.step_all([self], [text])[0]
-
-    def heard(self, attempt: Attempt) -> Step:
-        """The step of an attempt that was judged."""
-        self._tried += 1
-        reward = attempt.reward
-        done = bool(reward.correct) or self._tried >= self._family.most_turns
-        info = {**reward.parts, "attempts": float(self._tried)}
-        if done:
-            return Step(NOTHING, reward.value, True, reward.correct, info)
-        return Step(user(attempt.feedback), 0.0, False, reward.correct, info, if_cut=reward.value)
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
@@ -143,9 +116,9 @@ def make_code(settings: CodeSettings, options: EnvironmentOptions) -> Attempts:
     def judge(problems: Sequence[Problem], texts: Sequence[str]) -> list[Attempt]:
         return [Attempt(scoring.reward(each), feedback(each)) for each in rewards.tested(problems, texts)]
 
-    source = source_of(options, code.parse_program, code.problem_of, "code")
+    source = source_of(options, parse_program, program_problem, "code")
     most = options.max_attempts or _ATTEMPTS_AT_CODE
-    return Attempts("code", source, judge, most, scoring.reward_range, verifiable=False, close=rewards.close)
+    return Attempts("code", source, judge, most, scoring.reward_range, rewards.close)
 
 
 def feedback(tested: Tested) -> str:
@@ -195,7 +168,7 @@ def make_math(settings: MathSettings, options: EnvironmentOptions) -> Attempts:
     source = source_of(options, parse_question, _math_problem, "math")
     bounds = (-settings.unparsable, settings.right + settings.steps_bonus)
     most = options.max_attempts or _ATTEMPTS_AT_MATH
-    return Attempts("math", source, judge, most, bounds, verifiable=False, close=rewards.close)
+    return Attempts("math", source, judge, most, bounds, rewards.close)
 
 
 def attempt(text: str, right: bool, settings: MathSettings) -> Attempt:

@@ -1,11 +1,14 @@
-"""A calculator for expressions that a model wrote: a parser of its own, bounded in depth, length and size. Pure.
+"""A calculator for expressions that a model wrote, bounded in depth, length and size. Pure.
 
 No ``eval``: numbers, ``+ - * / // % ** ^``, brackets, constants and the functions in ``FUNCTIONS`` are all there is.
+Other tokens never reach Python's parser, and other nodes of its tree have no value.
 """
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 
@@ -63,10 +66,10 @@ def calculate(expression: str) -> str:
     """
     if len(expression) > _LONGEST:
         raise BadExpression(f"an expression has at most {_LONGEST} characters")
-    parser = _Parser(_tokens(expression))
     try:
-        value = parser.sum()
-        parser.end()
+        value = _value(ast.parse(" ".join(_tokens(expression)), mode="eval").body)
+    except SyntaxError as problem:
+        raise BadExpression(f"it is no expression: {problem.msg}") from None
     except ZeroDivisionError:
         raise BadExpression("a division by zero") from None
     except (OverflowError, TypeError) as problem:
@@ -79,100 +82,43 @@ def calculate(expression: str) -> str:
 
 
 def _tokens(expression: str) -> list[str]:
-    found, place = [], 0
+    """The expression as tokens of Python's grammar. Raises BadExpression for others, and where they nest too deeply."""
+    found: list[str] = []
+    place = depth = signs = 0
     text = expression.rstrip()
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
             raise BadExpression(f"nothing is known that begins with {text[place : place + 10].strip()!r}")
-        found.append(match[0].strip())
+        token = match[0].strip()
         place = match.end()
+        depth += (token == "(") - (token == ")")  # noqa: S105 - a bracket
+        signs = signs + 1 if token in ("+", "-") else 0
+        if depth + signs > _DEEPEST:
+            raise BadExpression(f"brackets and signs go deeper than {_DEEPEST}")
+        found.append("**" if token == "^" else str(int(token)) if token.isdigit() else token)  # noqa: S105
+    if depth > 0:
+        raise BadExpression("')' is missing")
     return found
 
 
-class _Parser:
-    """Recursive descent: sum, product, sign, power, value; each as usual, powers from the right."""
-
-    def __init__(self, tokens: list[str]):
-        self._tokens, self._place, self._depth = tokens, 0, 0
-
-    def sum(self) -> Number:
-        value = self._product()
-        while (sign := self._one_of("+", "-")) is not None:
-            other = self._product()
-            value = _bounded(value + other if sign == "+" else value - other)
-        return value
-
-    def end(self) -> None:
-        if self._place < len(self._tokens):
-            raise BadExpression(f"{self._tokens[self._place]!r} stands where the expression should end")
-
-    def _product(self) -> Number:
-        value = self._signed()
-        while (sign := self._one_of("*", "/", "//", "%")) is not None:
-            value = _bounded(_applied(sign, value, self._signed()))
-        return value
-
-    def _signed(self) -> Number:
-        self._deeper()
-        sign = self._one_of("+", "-")
-        value = self._power() if sign is None else self._signed()
-        self._depth -= 1
-        return -value if sign == "-" else value
-
-    def _power(self) -> Number:
-        base = self._value()
-        if self._one_of("**", "^") is None:
-            return base
-        return _bounded(_raised(base, self._signed()))
-
-    def _value(self) -> Number:
-        token = self._next()
-        if token == "(":  # noqa: S105 - a bracket
-            value = self.sum()
-            self._expect(")")
-            return value
-        if token in _CONSTANTS:
-            return _CONSTANTS[token]
-        if token in FUNCTIONS:
-            self._expect("(")
-            arguments = [self.sum()]
-            while self._one_of(",") is not None:
-                arguments.append(self.sum())
-            self._expect(")")
-            return _bounded(FUNCTIONS[token](*arguments))
-        if token[0].isdigit() or token[0] == ".":
-            return int(token) if token.isdigit() else float(token)
-        raise BadExpression(f"{token!r} is no number, constant or function")
-
-    def _deeper(self) -> None:
-        self._depth += 1
-        if self._depth > _DEEPEST:
-            raise BadExpression(f"brackets and signs go deeper than {_DEEPEST}")
-
-    def _one_of(self, *tokens: str) -> str | None:
-        if self._place < len(self._tokens) and self._tokens[self._place] in tokens:
-            return self._next()
-        return None
-
-    def _expect(self, token: str) -> None:
-        if self._one_of(token) is None:
-            raise BadExpression(f"{token!r} is missing")
-
-    def _next(self) -> str:
-        if self._place == len(self._tokens):
-            raise BadExpression("it ends in the middle")
-        self._place += 1
-        return self._tokens[self._place - 1]
+def _value(node: ast.expr) -> Number:
+    match node:
+        case ast.Constant(value=number) if type(number) in (int, float):
+            return number  # type: ignore[return-value]
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=inner):
+            value = _value(inner)
+            return -value if isinstance(sign, ast.USub) else value
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            return _bounded(_OPERATIONS[type(operation)](_value(left), _value(right)))
+        case ast.Call(func=ast.Name(id=name), args=[_, *_] as arguments, keywords=[]) if name in FUNCTIONS:
+            return _bounded(FUNCTIONS[name](*map(_value, arguments)))
+    raise BadExpression(f"{ast.unparse(node)!r} is no number, constant or function")
 
 
-def _applied(sign: str, one: Number, other: Number) -> Number:
-    if sign == "*":
-        return one * other
-    if sign == "//":
-        return one // other
-    if sign == "%":
-        return one % other
+def _divided(one: Number, other: Number) -> Number:
     if isinstance(one, int) and isinstance(other, int) and one % other == 0:
         return one // other
     return one / other
@@ -194,3 +140,14 @@ def _bounded(value: Number) -> Number:
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise BadExpression("a number has too many digits")
     return value
+
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Number, Number], Number]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _divided,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _raised,
+}

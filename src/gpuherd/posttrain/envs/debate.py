@@ -14,17 +14,16 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.dataset import Checked, ParsedRow
-from gpuherd.posttrain.data.options import ProblemSource
-from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
+from gpuherd.posttrain.data.dataset import Checked, ParsedRow, by_model
+from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Family, Observation, Step, user
 from gpuherd.posttrain.envs.registry import environment, source_of
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
-from gpuherd.posttrain.types import Problem, Split
+from gpuherd.posttrain.types import Problem, ProblemSource
 from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.span import answer_in
 
@@ -59,11 +58,8 @@ class Settings:
 def make(settings: Settings, options: EnvironmentOptions) -> Debates:
     """The environments; the judge is ``options.task.reward_model`` where there is one. Raises UsageError, and what
     reading problems raises."""
-    task, model = options.task, None
-    if task.reward_model is not None:
-        model = ModelRewards(
-            task.reward_model, task.device, task.dtype, label=settings.label, batch_size=task.reward_batch_size
-        )
+    named = options.task.reward_model
+    model = None if named is None else by_model(options.task, named, settings.label)
     source = source_of(options, parse_topic, problem_of, "debate")
     return Debates(source, settings, model, options.max_attempts or _MOST_TURNS)
 
@@ -84,83 +80,37 @@ def problem_of(found: Checked) -> Problem:
     return Problem(found.id, found.question, (), found.hidden)
 
 
-class Debates:
-    """Environments with one judge."""
-
-    name = "debate"
-    verifiable = False
-
-    def __init__(self, source: ProblemSource, settings: Settings, model: ModelRewards | None, most_turns: int):
-        self.most_turns, self.settings = most_turns, settings
-        self.reward_range = (0.0, 1.0) if model is None else (-math.inf, math.inf)
-        self.judge = "keyword rules" if model is None else model.model
-        self.judged_by_model = model is not None
-        self._source, self._model = source, model
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """Those of the source."""
-        return self._source.problems(split, count, seed)
-
-    def make(self) -> Environment:
-        """A new one."""
-        return _Debate(self)
-
-    def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
-        """All turns, judged together. Thoughts are not said."""
-        texts = [answer_in(text) for text in texts]
-        debates = [each for each in environments if isinstance(each, _Debate)]
-        if self._model is None:
-            scores = [keyword_score(text, self.settings.words) for text in texts]
-        else:
-            shown = [Problem(each.problem.id, each.prompt) for each in debates]
-            scores = [each.value for each in self._model.rewards(shown, texts)]
-        return [each.judged(text, score) for each, text, score in zip(debates, texts, scores, strict=True)]
-
-    def close(self) -> None:
-        """Lets the reward model go."""
-        if self._model is not None:
-            self._model.close()
-        self._source.close()
-
-
-@dataclass(slots=True)
-class _Debate:
-    """An episode. ``prompt``: the environment's last message."""
+class _Debate(Episode):
+    """``prompt``: the environment's last message."""
 
     family: Debates
-    problem: Problem = field(init=False)
-    prompt: str = ""
-    said: list[str] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
 
     def reset(self, problem: Problem, seed: int) -> Observation:
         """The topic and the side, which the seed draws."""
-        self.problem, self.said, self.scores = problem, [], []
+        self.problem = problem
+        self.said: list[str] = []
+        self.scores: list[float] = []
         side = random.Random(seed).choice(_SIDES)  # noqa: S311 - not a secret
         self.prompt = f"Debate: {problem.prompt}\nArgue {side} it. Give your opening argument."
         return user(self.prompt)
-
-    def step(self, text: str) -> Step:
-        """An argument."""
-        return self.family.step_all([self], [text])[0]
 
     def judged(self, text: str, score: float) -> Step:
         """The step of an argument with this score."""
         self.said.append(text)
         self.scores.append(score)
         info: dict[str, float | str] = {"judge": self.family.judge, "score": score}
-        turn = len(self.said)
-        if turn < self.family.most_turns:
-            against = json.loads(self.problem.hidden.get(_AGAINST, "[]"))
-            self.prompt = f"The other side says: {against[turn - 1]}\nAnswer." if turn <= len(against) else _CHALLENGE
-            return Step(user(self.prompt), 0.0, False, info=info, if_cut=math.fsum(self._earned().values()))
-        parts = self._earned()
-        return Step(NOTHING, math.fsum(parts.values()), True, info={**info, **parts})
+        parts, turn = self._earned(), len(self.said)
+        earned = math.fsum(parts.values())
+        if turn >= self.family.most_turns:
+            return Step(NOTHING, earned, True, info={**info, **parts})
+        against = json.loads(self.problem.hidden.get(_AGAINST, "[]"))
+        self.prompt = f"The other side says: {against[turn - 1]}\nAnswer." if turn <= len(against) else _CHALLENGE
+        return Step(user(self.prompt), 0.0, False, info=info, if_cut=earned)
 
     def _earned(self) -> dict[str, float]:
         """The parts of the reward up to now, by name."""
         mean = math.fsum(self.scores) / len(self.scores)
-        if self.family.judged_by_model:
+        if self.family.model is not None:
             return {"mean": mean}
         points = json.loads(self.problem.hidden.get(_POINTS, "[]"))
         return {
@@ -168,6 +118,28 @@ class _Debate:
             "consistency": _CONSISTENCY * consistency(self.said),
             "coverage": _COVERAGE * coverage(" ".join(self.said), points),
         }
+
+
+class Debates(Family[_Debate]):
+    """Environments with one judge: ``model``, or keyword rules where that is None."""
+
+    episode = _Debate
+
+    def __init__(self, source: ProblemSource, settings: Settings, model: ModelRewards | None, most_turns: int):
+        bounds = (0.0, 1.0) if model is None else (-math.inf, math.inf)
+        super().__init__("debate", source, most_turns, bounds, *([] if model is None else [model.close]))
+        self.settings, self.model = settings, model
+        self.judge = "keyword rules" if model is None else model.model
+
+    def judged(self, episodes: Sequence[_Debate], texts: Sequence[str]) -> list[Step]:
+        """All turns, judged together. Thoughts are not said."""
+        texts = [answer_in(text) for text in texts]
+        if self.model is None:
+            scores = [keyword_score(text, self.settings.words) for text in texts]
+        else:
+            shown = [Problem(each.problem.id, each.prompt) for each in episodes]
+            scores = [each.value for each in self.model.rewards(shown, texts)]
+        return [each.judged(text, score) for each, text, score in zip(episodes, texts, scores, strict=True)]
 
 
 def keyword_score(text: str, words: int) -> float:

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from gpuherd.errors import GpuherdError, UsageError, printable
-from gpuherd.posttrain.envs.interface import Environment, Environments, Message, Step
+from gpuherd.posttrain.envs.interface import Environment, Environments, Message
 from gpuherd.posttrain.types import Problem, Rollout
 from gpuherd.qa.prompts.conversation import control_texts, defused, opened_thought, templated, token_ids
 
@@ -209,7 +209,8 @@ def _stepped(
         episode.by_policy += [True] * len(answer.ids)
         episode.log_probs += answer.log_probs
         episode.text, episode.finished, episode.turns = answer.text, answer.finished, episode.turns + 1
-        _paid(environments, episode, step)
+        episode.rewards.append((max(0, len(episode.ids) - 1), _finite(environments, episode, step.reward)))
+        episode.done, episode.correct = step.done, step.correct
         if episode.done:
             continue
         between = turns.between(episode.messages, step.observation.messages, answer.ids[-1] if answer.ids else None)
@@ -225,12 +226,6 @@ def _stepped(
         episode.ids += between
         episode.by_policy += [False] * len(between)
         episode.log_probs += [None] * len(between)
-
-
-def _paid(environments: Environments, episode: _Episode, step: Step) -> None:
-    episode.rewards.append((max(0, len(episode.ids) - 1), _finite(environments, episode, step.reward)))
-    episode.done = step.done
-    episode.correct = step.correct
 
 
 def _finite(environments: Environments, episode: _Episode, reward: float) -> float:

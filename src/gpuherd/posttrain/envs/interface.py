@@ -1,16 +1,18 @@
 """What an environment is: a problem is shown, the policy says something, the environment answers and pays, until it is
-done; and how one is configured (the keys of ``policy_env`` and ``eval_envs``). Plain data and protocols; no torch."""
+done; what environments whose turns are judged together have in common; and how one is configured (the keys of
+``policy_env`` and ``eval_envs``). No torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.types import Problem, Split
+from gpuherd.posttrain.types import Problem, ProblemSource, Split
 
 Role = Literal["system", "developer", "user", "assistant"]
 
@@ -40,8 +42,9 @@ class Step:
         done: the episode is over.
         correct: whether the episode ends well if it ends here; None where there is no right and wrong.
         info: what it is made of, by name, for logs.
-        if_cut: what the episode earns besides where it has to end here though it is not done, since the conversation
-            has no room for another turn. So a policy gains or loses nothing by talking until there is none.
+        if_cut: what the episode earns in addition where it has to end here though it is not done, since the
+            conversation has no room for another turn. So a policy gains or loses nothing by talking until there is
+            none.
     """
 
     observation: Observation
@@ -64,12 +67,12 @@ class Environment(Protocol):
         ...
 
 
-class Environments(Protocol):
+class Environments(ProblemSource, Protocol):
     """An environment of a kind, as often as it is needed, and the problems that its episodes begin with.
 
     Attributes:
         name: its id.
-        verifiable, reward_range: as of ``problem.Task``, of whole episodes.
+        verifiable, reward_range: as of ``types.Task``, of whole episodes.
         most_turns: of the policy in one episode.
     """
 
@@ -77,10 +80,6 @@ class Environments(Protocol):
     verifiable: bool
     reward_range: tuple[float, float]
     most_turns: int
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """As of ``problem.Task``."""
-        ...
 
     def make(self) -> Environment:
         """A new one; many may be at work at a time."""
@@ -90,9 +89,67 @@ class Environments(Protocol):
         """A turn in each of some environments that this object made: scored together where that is quicker."""
         ...
 
+
+class Episode(ABC):
+    """An environment whose turns its family judges, together with those of others."""
+
+    problem: Problem
+
+    def __init__(self, family: Any):
+        self.family = family
+
+    @abstractmethod
+    def reset(self, problem: Problem, seed: int) -> Observation:
+        """As of ``Environment``."""
+
+    def step(self, text: str) -> Step:
+        """The policy's turn."""
+        steps: list[Step] = self.family.step_all([self], [text])
+        return steps[0]
+
+
+EpisodeT = TypeVar("EpisodeT", bound=Episode)
+
+
+class Family(ABC, Generic[EpisodeT]):
+    """Environments whose turns are judged together; ``episode``: the class of one."""
+
+    episode: ClassVar[type[Episode]]
+    verifiable = False
+
+    def __init__(
+        self,
+        name: str,
+        source: ProblemSource,
+        most_turns: int,
+        reward_range: tuple[float, float],
+        *close: Callable[[], None],
+    ):
+        """``close``: called when all is done, before the source is closed."""
+        self.name, self.most_turns, self.reward_range = name, most_turns, reward_range
+        self._source, self._close = source, close
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """Those of the source."""
+        return self._source.problems(split, count, seed)
+
+    def make(self) -> Environment:
+        """A new one."""
+        return self.episode(self)
+
+    def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
+        """A turn in each of some environments that this object made."""
+        return self.judged([each for each in environments if isinstance(each, self.episode)], texts)  # type: ignore[misc]
+
+    @abstractmethod
+    def judged(self, episodes: Sequence[EpisodeT], texts: Sequence[str]) -> list[Step]:
+        """The steps of turns, judged together."""
+
     def close(self) -> None:
-        """Ends what was started (processes, models)."""
-        ...
+        """Ends what judging has started, and what the source has."""
+        for end in self._close:
+            end()
+        self._source.close()
 
 
 def user(text: str) -> Observation:

@@ -3,7 +3,7 @@
     @environment("math", MathSettings)
     def make_math(settings: MathSettings, options: EnvironmentOptions) -> Environments: ...
 
-Here besides what all of them share: a task as an environment of one turn, an environment of the user's own class,
+And what all of them share: a task as an environment of one turn, an environment of the user's own class,
 rewards shaped as a configuration says, and where problems are from.
 """
 
@@ -30,21 +30,22 @@ from gpuherd.posttrain.data.dataset import (
     read_rows,
     without_last_tenth,
 )
-from gpuherd.posttrain.data.options import ProblemSource
 from gpuherd.posttrain.data.registry import make_task
 from gpuherd.posttrain.envs.interface import (
     NOTHING,
     Environment,
     EnvironmentOptions,
     Environments,
+    Episode,
+    Family,
     Message,
     Observation,
     Role,
     Step,
     user,
 )
-from gpuherd.posttrain.rewards.guarded import rewards_of
-from gpuherd.posttrain.types import Problem, Split, Task
+from gpuherd.posttrain.rewards.answers import rewards_of
+from gpuherd.posttrain.types import Problem, ProblemSource, Split, Task
 from gpuherd.qa.data.questions import DataRow
 
 Settings = TypeVar("Settings")
@@ -92,8 +93,8 @@ def make_environments(options: EnvironmentOptions) -> Environments:
     """The environments that the options say. Raises UsageError, which says the nearest name; NoProtection, and what
     reading problems raises."""
     made = _custom(options) if options.custom_class is not None else _known(options)
-    shape = Shape(options.reward_scale, options.reward_bias, options.reward_clip)
-    return made if shape == Shape() else Shaped(made, shape)
+    as_it_is = (options.reward_scale, options.reward_bias, options.reward_clip) == (1.0, 0.0, None)
+    return made if as_it_is else Shaped(made, options)
 
 
 def _known(options: EnvironmentOptions) -> Environments:
@@ -136,40 +137,7 @@ def _custom(options: EnvironmentOptions) -> Environments:
 # ---- a task as an environment ----------------------------------------------------------------------------------------
 
 
-class SingleTurn:
-    """Environments of a task; the turns of many episodes are scored together."""
-
-    most_turns = 1
-
-    def __init__(self, task: Task):
-        self.name = task.name
-        self.verifiable, self.reward_range = task.verifiable, task.reward_range
-        self._task = task
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """The task's."""
-        return self._task.problems(split, count, seed)
-
-    def make(self) -> Environment:
-        """A new one."""
-        return _OneTurn(self)
-
-    def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
-        """The rewards of all texts, scored together."""
-        problems = [each.problem for each in environments if isinstance(each, _OneTurn)]
-        rewards = rewards_of(self._task, self.name, problems, texts)
-        return [Step(NOTHING, each.value, True, each.correct, each.parts) for each in rewards]
-
-    def close(self) -> None:
-        """Ends what the task has started."""
-        self._task.close()
-
-
-class _OneTurn:
-    def __init__(self, family: SingleTurn):
-        self._family = family
-        self.problem: Problem
-
+class _OneTurn(Episode):
     def reset(self, problem: Problem, seed: int) -> Observation:  # noqa: ARG002 - nothing is drawn
         """Shows the problem's prompt. Raises UsageError for a conversation with tools."""
         if problem.chat:
@@ -181,41 +149,39 @@ class _OneTurn:
         turns = tuple(Message(cast(Role, role), content) for role, content in problem.messages)
         return Observation(turns) if turns else user(problem.prompt)
 
-    def step(self, text: str) -> Step:
-        """The answer, and the end."""
-        return self._family.step_all([self], [text])[0]
+
+class SingleTurn(Family[_OneTurn]):
+    """Environments of a task; the turns of many episodes are scored together."""
+
+    episode = _OneTurn
+
+    def __init__(self, task: Task):
+        super().__init__(task.name, task, 1, task.reward_range)
+        self.verifiable, self._task = task.verifiable, task
+
+    def judged(self, episodes: Sequence[_OneTurn], texts: Sequence[str]) -> list[Step]:
+        """The rewards of all texts, scored together."""
+        rewards = rewards_of(self._task, self.name, [each.problem for each in episodes], texts)
+        return [Step(NOTHING, each.value, True, each.correct, each.parts) for each in rewards]
 
 
 # ---- rewards as a configuration shapes them --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A turn's reward r becomes r * scale + bias, cut off at ± clip.
-
-    >>> Shape(scale=2, bias=1, clip=2).of(1.0)
-    2.0
-    """
-
-    scale: float = 1.0
-    bias: float = 0.0
-    clip: float | None = None
-
-    def of(self, reward: float) -> float:
-        """The reward as it is paid."""
-        shaped = reward * self.scale + self.bias
-        return shaped if self.clip is None else max(-self.clip, min(self.clip, shaped))
-
-
 class Shaped:
-    """Environments whose turns pay shaped rewards."""
+    """Environments whose turns pay shaped rewards: r becomes r * scale + bias, cut off at ± clip."""
 
-    def __init__(self, inner: Environments, shape: Shape):
-        self.name = inner.name
-        self.verifiable = False
-        self.most_turns = inner.most_turns
-        self.reward_range = _range(inner, shape)
-        self._inner, self._shape = inner, shape
+    verifiable = False
+
+    def __init__(self, inner: Environments, options: EnvironmentOptions):
+        self.name, self.most_turns = inner.name, inner.most_turns
+        self._inner = inner
+        self._scale, self._bias = options.reward_scale, options.reward_bias
+        self._clip = math.inf if options.reward_clip is None else options.reward_clip
+        # Of an episode of one turn or more, each turn shaped by itself.
+        low, high = sorted(each * self._scale for each in inner.reward_range)
+        biases, most = (self._bias, self._bias * inner.most_turns), self._clip * inner.most_turns
+        self.reward_range = max(-most, low + min(biases)), min(most, high + max(biases))
 
     def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
         """Those of the environments inside."""
@@ -223,42 +189,36 @@ class Shaped:
 
     def make(self) -> Environment:
         """One whose own ``step`` pays shaped rewards too."""
-        return _ShapedEnvironment(self._inner.make(), self._shape)
+        return _ShapedEnvironment(self._inner.make(), self.shaped)
 
     def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
         """The steps of the environments inside, shaped."""
         inner = [each.inner for each in environments if isinstance(each, _ShapedEnvironment)]
-        return [_shaped(each, self._shape) for each in self._inner.step_all(inner, texts)]
+        return [self.shaped(each) for each in self._inner.step_all(inner, texts)]
 
     def close(self) -> None:
         """Ends what was started inside."""
         self._inner.close()
 
+    def shaped(self, step: Step) -> Step:
+        """With the reward as it is paid, also where the episode is cut; one that is not finite stays, to be refused."""
+        if not math.isfinite(step.reward + step.if_cut):
+            return step
+        paid = self._paid(step.reward)
+        return replace(step, reward=paid, if_cut=self._paid(step.reward + step.if_cut) - paid if step.if_cut else 0.0)
+
+    def _paid(self, reward: float) -> float:
+        return max(-self._clip, min(self._clip, reward * self._scale + self._bias))
+
 
 class _ShapedEnvironment:
-    def __init__(self, inner: Environment, shape: Shape):
-        self.inner, self._shape = inner, shape
+    def __init__(self, inner: Environment, shaped: Callable[[Step], Step]):
+        self.inner, self._shaped = inner, shaped
         self.reset = inner.reset
 
     def step(self, text: str) -> Step:
         """The step of the environment inside, shaped."""
-        return _shaped(self.inner.step(text), self._shape)
-
-
-def _shaped(step: Step, shape: Shape) -> Step:
-    """With the reward as it is paid, also where the episode is cut; one that is not finite stays, to be refused."""
-    if not math.isfinite(step.reward + step.if_cut):
-        return step
-    paid = shape.of(step.reward)
-    return replace(step, reward=paid, if_cut=shape.of(step.reward + step.if_cut) - paid if step.if_cut else 0.0)
-
-
-def _range(inner: Environments, shape: Shape) -> tuple[float, float]:
-    """The least and the largest reward of an episode of one turn or more, each turn shaped by itself."""
-    low, high = sorted(each * shape.scale for each in inner.reward_range)
-    biases = (shape.bias, shape.bias * inner.most_turns)
-    most = math.inf if shape.clip is None else shape.clip * inner.most_turns
-    return max(-most, low + min(biases)), min(most, high + max(biases))
+        return self._shaped(self.inner.step(text))
 
 
 # ---- where problems are from -----------------------------------------------------------------------------------------

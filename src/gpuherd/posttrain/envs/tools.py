@@ -13,21 +13,19 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.dataset import Checked, ParsedRow
-from gpuherd.posttrain.data.options import ProblemSource
 from gpuherd.posttrain.envs.calculator import FUNCTIONS, BadExpression, calculate
-from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
+from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Family, Observation, Step, user
 from gpuherd.posttrain.envs.registry import environment, source_of
-from gpuherd.posttrain.rewards.answers import MathRewards
-from gpuherd.posttrain.rewards.guarded import rewards_of
+from gpuherd.posttrain.rewards.answers import MathRewards, rewards_of
 from gpuherd.posttrain.rewards.sandbox import LIMITS, Limits, Outcome, Sandbox, Work
-from gpuherd.posttrain.types import Problem, Split
+from gpuherd.posttrain.types import Problem, ProblemSource
 from gpuherd.qa.data.files import rows_of_lines
 from gpuherd.qa.data.questions import BadRow, MissingQuestions
 from gpuherd.qa.span import answer_in
@@ -263,78 +261,25 @@ def parse_tool_question(row: Mapping[str, Any]) -> ParsedRow:
     return ParsedRow(row.get("question", row.get("prompt")), answer, row.get("id"), hidden=hidden)
 
 
-class ToolUse:
-    """Environments with one box of tools."""
-
-    name = "tool"
-    verifiable = False
-
-    def __init__(self, source: ProblemSource, box: Toolbox, judge: MathRewards, most_turns: int):
-        self.most_turns = most_turns
-        worst = min(_UNKNOWN_TOOL, _WRONG_TOOL) * MOST_CALLS * most_turns
-        self.reward_range = (worst, _RIGHT_TOOL * len(box.names) + 1.0)
-        self._source, self._box, self._judge = source, box, judge
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """Those of the source."""
-        return self._source.problems(split, count, seed)
-
-    def make(self) -> Environment:
-        """A new one."""
-        return _UsingTools(self)
-
-    def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
-        """All turns; their programs run side by side, their answers are judged together."""
-        using = [each for each in environments if isinstance(each, _UsingTools)]
-        turns = [read_turn(answer_in(text)) for text in texts]
-        calls = [call for turn in turns if turn.answer is None for call in turn.calls]
-        results = iter(self._box.results(calls))
-        answered = [(each, turn.answer) for each, turn in zip(using, turns, strict=True) if turn.answer is not None]
-        asked, said = [each.problem for each, _ in answered], [text for _, text in answered]
-        judged = iter(rewards_of(self._judge, self.name, asked, said))
-        steps = []
-        for each, turn in zip(using, turns, strict=True):
-            if turn.answer is not None:
-                steps.append(each.answered(bool(next(judged).correct)))
-            else:
-                steps.append(each.called(turn, [next(results) for _ in turn.calls], self._box.names, self.most_turns))
-        return steps
-
-    def close(self) -> None:
-        """Ends what was started."""
-        self._judge.close()
-        self._source.close()
-
-
-@dataclass(slots=True)
-class _UsingTools:
-    """An episode. ``expected`` None: the problem does not say which tools it expects."""
+class _UsingTools(Episode):
+    """``expected`` None: the problem does not say which tools it expects."""
 
     family: ToolUse
-    problem: Problem = field(init=False)
-    expected: frozenset[str] | None = None
-    used: set[str] = field(default_factory=set)
-    calls: int = 0
-    turns: int = 0
 
     def reset(self, problem: Problem, seed: int) -> Observation:  # noqa: ARG002 - nothing is drawn
         """Shows the tools and the question."""
         self.problem = problem
         hidden = problem.hidden.get(_TOOLS)
         self.expected = None if hidden is None else frozenset(json.loads(hidden))
-        self.used, self.calls, self.turns = set(), 0, 0
+        self.used: set[str] = set()
+        self.calls = self.turns = 0
         return user(problem.prompt)
 
-    def step(self, text: str) -> Step:
-        """A turn."""
-        return self.family.step_all([self], [text])[0]
-
-    def called(self, turn: Turn, results: Sequence[str], tools: Sequence[str], most_turns: int) -> Step:
+    def called(self, turn: Turn, results: Sequence[str]) -> Step:
         """The step of a turn without an answer."""
         self.turns += 1
-        earned = [self._worth(each, tools) for each in turn.calls] or [_BAD_FORM]
-        reward = math.fsum(earned)
-        done = self.turns >= most_turns
+        reward = math.fsum([self._worth(each) for each in turn.calls] or [_BAD_FORM])
+        done = self.turns >= self.family.most_turns
         said = "\n".join(f"<tool_result>{each}</tool_result>" for each in results)
         feedback = (
             said or "Neither a call of a tool nor an answer was found. An answer is written <answer>...</answer>."
@@ -358,12 +303,12 @@ class _UsingTools:
         }
         return Step(NOTHING, math.fsum(parts.values()), True, right, {**parts, "calls": float(self.calls)})
 
-    def _worth(self, call: Call, tools: Sequence[str]) -> float:
+    def _worth(self, call: Call) -> float:
         """What a call earns, which is written down as made."""
         self.calls += 1
         if call.name is None:
             return _BAD_FORM
-        if call.name not in tools:
+        if call.name not in self.family.box.names:
             return _UNKNOWN_TOOL
         if call.argument is None:
             return _BAD_FORM
@@ -374,3 +319,28 @@ class _UsingTools:
         if call.name not in self.expected:
             return _WRONG_TOOL
         return _RIGHT_TOOL if new else 0.0
+
+
+class ToolUse(Family[_UsingTools]):
+    """Environments with one box of tools."""
+
+    episode = _UsingTools
+
+    def __init__(self, source: ProblemSource, box: Toolbox, judge: MathRewards, most_turns: int):
+        worst = min(_UNKNOWN_TOOL, _WRONG_TOOL) * MOST_CALLS * most_turns
+        super().__init__("tool", source, most_turns, (worst, _RIGHT_TOOL * len(box.names) + 1.0), judge.close)
+        self.box, self._judge = box, judge
+
+    def judged(self, episodes: Sequence[_UsingTools], texts: Sequence[str]) -> list[Step]:
+        """All turns; their programs run side by side, their answers are judged together."""
+        turns = [read_turn(answer_in(text)) for text in texts]
+        results = iter(self.box.results([call for turn in turns if turn.answer is None for call in turn.calls]))
+        answered = [(each, turn.answer) for each, turn in zip(episodes, turns, strict=True) if turn.answer is not None]
+        asked, said = [each.problem for each, _ in answered], [text for _, text in answered]
+        judged = iter(rewards_of(self._judge, self.name, asked, said))
+        return [
+            each.called(turn, [next(results) for _ in turn.calls])
+            if turn.answer is None
+            else each.answered(bool(next(judged).correct))
+            for each, turn in zip(episodes, turns, strict=True)
+        ]

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
+from typing import TypeVar
 
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.posttrain.eval.results import Estimator, read_values, write_values
+from gpuherd.posttrain.eval.results import Estimator
 from gpuherd.posttrain.rewards.answers import CONFIDENCE, VALUE
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.grading.formulas import formula_of, normalised_formula, result_of
@@ -20,6 +21,8 @@ from gpuherd.qa.numbers import number_of
 from gpuherd.qa.span import answer_in
 from gpuherd.runs import records
 from gpuherd.runs.shard_file import unsealed
+
+T = TypeVar("T")
 
 # ---- completions, a line a problem
 
@@ -71,30 +74,25 @@ class AnsweredProblem:
     completions: tuple[Completion, ...]
 
 
-def line_of(answered: AnsweredProblem) -> str:
-    """One line of JSON, without its end."""
-    return json.dumps(records.jsonable(answered), allow_nan=False, separators=(",", ":"))
+def read_lines(path: Path, kind: type[T], what: str) -> Iterator[T]:
+    """The whole lines of a file, one after the other; ``what`` a line is, for messages. Raises BadAnswers."""
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                number += 1
+                if (content := unsealed(line)) is None:
+                    raise ValueError("it is incomplete or has changed")
+                yield records.read(kind, json.loads(content))
+    except OSError as problem:
+        raise BadAnswers(f"can't read {path}: {problem.strerror}") from None
+    except (TypeError, ValueError, KeyError, RecursionError) as problem:
+        raise BadAnswers(f"{path}: line {number} is no {what}: {problem}; move the file away") from None
 
 
 def read_answers(path: Path) -> Iterator[AnsweredProblem]:
-    """The whole lines of a file, one after the other. Raises BadAnswers."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                yield _read(path, number, line)
-    except OSError as problem:
-        raise BadAnswers(f"can't read {path}: {problem.strerror}") from None
-
-
-def _read(path: Path, number: int, line: bytes) -> AnsweredProblem:
-    content = unsealed(line)
-    if content is None:
-        raise BadAnswers(f"{path}: line {number} is no answered problem: it is incomplete or has changed")
-    try:
-        found: AnsweredProblem = records.read(AnsweredProblem, json.loads(content))
-    except (TypeError, ValueError, KeyError, RecursionError) as problem:
-        raise BadAnswers(f"{path}: line {number} is no answered problem: {problem}") from None
-    return found
+    """The problems of a file with their completions, one after the other. Raises BadAnswers."""
+    return read_lines(path, AnsweredProblem, "answered problem")
 
 
 # ---- which completions gave the same answer
@@ -235,13 +233,3 @@ def scores_of(
 def _votes(row: AnsweredProblem, problem: Problem) -> tuple[int | None, ...]:
     number = asks_for_number(problem)
     return numbered([answer_of(each.text, number=number) for each in row.completions])
-
-
-def write_scores(path: Path, scores: Scores) -> None:
-    """Writes what each completion earned, as a whole. Raises CannotWrite."""
-    write_values(path, records.jsonable(scores), indent=None)
-
-
-def read_scores(path: Path) -> Scores:
-    """The scores that ``write_scores`` wrote. Raises BadResult."""
-    return read_values(path, Scores)

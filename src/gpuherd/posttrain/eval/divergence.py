@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpuherd.engines.progress import report
 from gpuherd.errors import UsageError
 from gpuherd.lm.forward import BatchReading, CausalModel, causal_model, halving, padded, pieces
-from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, Completion
+from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, Completion, read_lines
 from gpuherd.posttrain.eval.results import Divergence, Estimator
-from gpuherd.runs import records
-from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
+from gpuherd.runs.shard_file import Shard, ShardFile
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +96,7 @@ def exact(
             totals += (parts.sum(-1) * counts.to(mine.device)).sum(-1).double().cpu()
         return [each if math.isfinite(each) else None for each in totals.tolist()]
 
-    return _halving(len(answers), summed, _at_once(models))
+    return _halving(len(answers), summed, models)
 
 
 def forced_log_probs(
@@ -117,7 +116,7 @@ def forced_log_probs(
                 row += [value for value, each in zip(more, used, strict=True) if each]
         return [tuple(value if math.isfinite(value) else None for value in row) for row in rows]
 
-    return _halving(len(answers), forced, _at_once(models))
+    return _halving(len(answers), forced, models)
 
 
 def _walk(
@@ -127,8 +126,10 @@ def _walk(
     tokens that follow, and 1 where one is of an answer, else 0; both (rows, places).
 
     Whole texts are padded at the left, so that the answers' ends lie below each other. A model whose state padding
-    would pass through is asked one row at a time (``_at_once``).
+    would pass through is asked one row at a time (``_halving``).
     """
+    import torch
+
     together = all(each.takes_padding for each in models)
     longest = max(map(len, answers))
     if longest == 0:
@@ -138,6 +139,7 @@ def _walk(
     readings = [BatchReading(each, len(whole), keeping=each.takes_padding) for each in models]
     ids, wide = read_by[0][0].cpu(), len(max(whole, key=len))
     at_once = max(1, _MOST_NUMBERS // (len(whole) * _vocabulary(models[0]))) if together else longest
+    begins = wide - torch.tensor([len(each) for each in answers])  # of each answer
     start, done = wide - longest, 0
     while start < wide:
         end = min(wide, start + at_once)
@@ -145,29 +147,19 @@ def _walk(
             reading.read(own[:, done : end - 1], mask[:, done : end - 1], keep=end - start)
             for reading, (own, mask) in zip(readings, read_by, strict=True)
         ]
-        yield logits, ids[:, start:end], _counted([len(each) for each in answers], wide, start, end)
+        yield logits, ids[:, start:end], (torch.arange(start, end)[None] >= begins[:, None]).long()
         start, done = end, end - 1
 
 
-def _counted(lengths: Sequence[int], wide: int, start: int, end: int) -> torch.Tensor:
-    """1 at the places from ``start`` to ``end`` that are the answers' own, which end at ``wide``."""
-    import torch
-
-    places = torch.arange(start, end)
-    return (places[None] >= wide - torch.tensor(lengths)[:, None]).long()
-
-
-def _at_once(models: Sequence[CausalModel]) -> int | None:
-    """How many rows may be read together; None: any number."""
-    return None if all(each.takes_padding for each in models) else 1
-
-
-def _halving(count: int, work: Callable[[Sequence[int]], Sequence[Found]], most: int | None = None) -> list[Found]:
-    """What ``work`` says of places 0 to ``count`` - 1, of at most so many together, and as many as memory lasts for."""
+def _halving(
+    count: int, work: Callable[[Sequence[int]], Sequence[Found]], models: Sequence[CausalModel]
+) -> list[Found]:
+    """What ``work`` says of places 0 to ``count`` - 1, as many together as memory lasts for; one at a time where a
+    model takes no padding."""
     import torch
 
     with torch.inference_mode():
-        found = halving(pieces(count, most), work)
+        found = halving(pieces(count, None if all(each.takes_padding for each in models) else 1), work)
     return [found[place] for place in range(count)]
 
 
@@ -228,42 +220,26 @@ def measure_kl(
             done += len(batch)
 
 
-def read_kl(path: Path, answered: Sequence[AnsweredProblem], how: Divergence, most: int | None) -> Measured:
-    """The divergences of all completions, from the file that ``measure_kl`` wrote. Raises BadAnswers."""
-    read = _read(path, [len(row.completions[:most]) for row in answered])
-    kl = tuple((*row, *[None] * (len(each.completions) - len(row))) for row, each in zip(read, answered, strict=True))
-    return Measured(kl, _ESTIMATORS[how])
-
-
-def recorded_kl(answered: Sequence[AnsweredProblem]) -> Measured:
-    """The divergences that a guided decode has recorded."""
-    return Measured(tuple(tuple(each.kl for each in row.completions) for row in answered), Estimator.EXACT)
-
-
-def no_kl(answered: Sequence[AnsweredProblem]) -> Measured:
-    """The divergences of the reference from itself."""
-    return Measured(tuple((0.0,) * len(row.completions) for row in answered), Estimator.EXACT)
+def measured(
+    answered: Sequence[AnsweredProblem], how: Divergence, path: Path | None, most: int | None, *, guided: bool
+) -> Measured:
+    """The divergences of all completions: from the file that ``measure_kl`` wrote; without one (None) those that a
+    guided decode has recorded, or those of the reference from itself. Raises BadAnswers."""
+    if path is not None:
+        read = [row.kl for row in read_lines(path, _Line, "list of divergences")]
+        if [len(row) for row in read] != [len(row.completions[:most]) for row in answered]:
+            raise BadAnswers(f"{path} is not of these completions; move it away")
+        rows = zip(read, answered, strict=True)
+        kl: Table = tuple((*row, *[None] * (len(each.completions) - len(row))) for row, each in rows)
+        return Measured(kl, _ESTIMATORS[how])
+    return Measured(
+        tuple(tuple(each.kl if guided else 0.0 for each in row.completions) for row in answered), Estimator.EXACT
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     kl: tuple[float | None, ...]
-
-
-def _read(path: Path, counts: Sequence[int]) -> list[tuple[float | None, ...]]:
-    """The file's rows, each of so many figures. Raises BadAnswers."""
-    found = []
-    try:
-        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-            if (content := unsealed(line)) is None:
-                raise ValueError(f"line {number} is incomplete or has changed")
-            row: _Line = records.read(_Line, json.loads(content))
-            found.append(row.kl)
-    except (TypeError, ValueError, KeyError, RecursionError) as problem:
-        raise BadAnswers(f"{path} is damaged ({problem}); move it away") from None
-    if [len(row) for row in found] != list(counts):
-        raise BadAnswers(f"{path} is not of these completions; move it away")
-    return found
 
 
 Measure = Callable[[Sequence[Sequence[int]], Sequence[Completion]], Sequence[float | None]]

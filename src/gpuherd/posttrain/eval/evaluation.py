@@ -15,24 +15,16 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.progress import report
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.posttrain.eval.answers import (
-    AnsweredProblem,
-    BadAnswers,
-    Completion,
-    line_of,
-    read_answers,
-    scores_of,
-    write_scores,
-)
-from gpuherd.posttrain.eval.divergence import Measured, measure_kl, no_kl, read_kl, recorded_kl
-from gpuherd.posttrain.eval.parts import Part, parts_of, shard_done
+from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, Completion, read_answers, scores_of
+from gpuherd.posttrain.eval.divergence import Measured, measure_kl, measured
 from gpuherd.posttrain.eval.results import (
     ASKED,
     RESULT,
@@ -41,20 +33,23 @@ from gpuherd.posttrain.eval.results import (
     Divergence,
     Evaluation,
     EvaluationOptions,
+    Part,
     Point,
+    parts_of,
     read_values,
+    shard_done,
     without_infinity,
     write_result,
     write_values,
 )
-from gpuherd.posttrain.types import BackendName, Policy, Precision, Problem, Sampling, Task
+from gpuherd.posttrain.types import BackendName, Policy, Precision, Problem, Reward, Sampling, Task
 from gpuherd.runs import records
 from gpuherd.runs.files import create_file, write_lines
 from gpuherd.runs.shard_file import Shard, ShardFile, line_ends, sealed
 from gpuherd.runs.shards import lines_in_order
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler
+    from gpuherd.posttrain.rollout.sampler import Continuation, RolloutBackend, Sampler
     from gpuherd.posttrain.rollout.vllm import VllmSampler
 
 SamplerOf = Callable[[Policy], "Sampler"]
@@ -255,16 +250,20 @@ def _conclude(work: Evaluating, problems: Sequence[Problem], gpus: int) -> Evalu
     points, lost = [], []
     for policy in _policies(work):
         answered = _read_all(work.folder / _file("answers", policy), problems)
-        measured = _divergence(work, policy, answered)
-        scores = scores_of(answered, problems, measured.kl, measured.estimator)
-        lost += _lost(policy, measured, None if policy.guide is not None else work.options.kl_samples)
-        write_scores(work.folder / _file("scores", policy, "json"), scores)
+        divergence = _divergence(work, policy, answered)
+        scores = scores_of(answered, problems, divergence.kl, divergence.estimator)
+        lost += _lost(policy, divergence, None if policy.guide is not None else work.options.kl_samples)
+        write_values(work.folder / _file("scores", policy, "json"), records.jsonable(scores), indent=None)
         points.append(
             Point(
                 eta=None if policy.guide is None or policy.guide.eta == float("inf") else policy.guide.eta,
                 own=policy == work.policy,
                 metrics=metrics_of(scores, work.options),
-                cost=_cost(answered, gpus),
+                cost=Cost(
+                    seconds=sum(each.seconds for each in answered),
+                    tokens=sum(len(each.ids) for row in answered for each in row.completions),
+                    gpus=gpus,
+                ),
                 answers=_file("answers", policy),
                 scores=_file("scores", policy, "json"),
             )
@@ -363,10 +362,9 @@ def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, 
     text = json.dumps(without_infinity(asked), indent=1)
     # Of shards that begin at the same time the first one's stays.
     there = create_file(work.folder / ASKED, text.encode())
-    try:
+    earlier: Any = None
+    with suppress(ValueError):
         earlier = json.loads(there)
-    except ValueError:
-        earlier = {}
     if not isinstance(earlier, dict):
         earlier = {}
     if digests:
@@ -402,7 +400,7 @@ def _answer(
             share = (time.monotonic() - began) / len(some)
             file.append(
                 [
-                    line_of(AnsweredProblem(problem.id, problem.prompt, prompt, share, completions))
+                    records.line_of(AnsweredProblem(problem.id, problem.prompt, prompt, share, completions))
                     for problem, (prompt, completions) in zip(some, found, strict=True)
                 ]
             )
@@ -423,23 +421,17 @@ def _answered(
     asked = [each for each, group in zip(problems, groups, strict=True) for _ in group]
     texts = [sampler.scored_text(each.text) for group in groups for each in group]
     rewards = iter(scored(work.task, asked, texts, work.reward_batch_size))
-    found = []
-    for prompt, group in zip(prompts, groups, strict=True):
-        completions = tuple(
-            Completion(
-                each.ids,
-                each.log_probs,
-                each.text,
-                each.finished,
-                (reward := next(rewards)).value,
-                reward.correct,
-                reward.note,
-                _summed(each.kl),
-            )
-            for each in group
-        )
-        found.append((prompt, completions))
-    return found
+    return [
+        (prompt, tuple(_completion(each, next(rewards)) for each in group))
+        for prompt, group in zip(prompts, groups, strict=True)
+    ]
+
+
+def _completion(drawn: Continuation, earned: Reward) -> Completion:
+    kl = _summed(drawn.kl)
+    return Completion(
+        drawn.ids, drawn.log_probs, drawn.text, drawn.finished, earned.value, earned.correct, earned.note, kl
+    )
 
 
 def _summed(kl: Sequence[float | None] | None) -> float | None:
@@ -459,9 +451,8 @@ def _divergence(work: Evaluating, policy: Policy, answered: Sequence[AnsweredPro
     """How far the completions are from the reference, or that it was not measured."""
     if work.options.kl is Divergence.NONE:
         return Measured(None, None)
-    if _read_again(work, policy):
-        return read_kl(work.folder / _file("kl", policy), answered, work.options.kl, work.options.kl_samples)
-    return no_kl(answered) if policy.guide is None else recorded_kl(answered)
+    path = work.folder / _file("kl", policy) if _read_again(work, policy) else None
+    return measured(answered, work.options.kl, path, work.options.kl_samples, guided=policy.guide is not None)
 
 
 def _answers_by_place(path: Path, problems: Sequence[Problem], shard: Shard) -> dict[int, AnsweredProblem]:
@@ -469,14 +460,9 @@ def _answers_by_place(path: Path, problems: Sequence[Problem], shard: Shard) -> 
     return dict(zip(items, _read_all(path, [problems[item] for item in items]), strict=True))
 
 
-def _cost(answered: Sequence[AnsweredProblem], gpus: int) -> Cost:
-    tokens = sum(len(each.ids) for row in answered for each in row.completions)
-    return Cost(sum(each.seconds for each in answered), tokens, gpus)
-
-
-def _lost(policy: Policy, measured: Measured, most: int | None) -> list[str]:
+def _lost(policy: Policy, divergence: Measured, most: int | None) -> list[str]:
     """That divergences are not in their mean, where some are not finite."""
-    asked = [kl for row in measured.kl or () for kl in row[:most]]
+    asked = [kl for row in divergence.kl or () for kl in row[:most]]
     count = sum(kl is None for kl in asked)
     if not count:
         return []

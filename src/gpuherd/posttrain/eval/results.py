@@ -1,4 +1,5 @@
-"""What is requested of an evaluation, what it finds (figures with their intervals), and ``result.json``. No numpy.
+"""What is requested of an evaluation, how its problems are divided among jobs, what it finds (figures with their
+intervals), and ``result.json``. No numpy.
 
 Made by ``evaluation``, gathered by ``tables``, shown by ``summary`` and the page. A figure that can't be computed is
 None and says why.
@@ -19,6 +20,8 @@ from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.posttrain.types import Split
 from gpuherd.qa.intervals import Figure
 from gpuherd.runs import records
+from gpuherd.runs.shard_file import Shard
+from gpuherd.runs.shards import dealt, number_of_shards
 
 T = TypeVar("T")
 
@@ -57,7 +60,7 @@ class EvaluationOptions:
         problems: so many of them; None: all.
         samples: completions a problem.
         greedy: one completion a problem of the most probable tokens; ``samples`` is 1 then.
-        etas: at which a guided policy is evaluated besides its own.
+        etas: at which a guided policy is evaluated in addition to its own.
         pass_at: the k of pass@k, each at most ``samples``; pass@1 is always there. Empty: ``samples``.
         majority_at: the k of maj@k; empty: ``samples``. Of fewer than 2 there is none.
         tie: what a tie of a majority vote earns.
@@ -99,6 +102,74 @@ class EvaluationOptions:
             raise UsageError("evaluation.resamples is 100 or more, evaluation.confidence at least 0.5 and below 1")
 
 
+# ---- how the problems are divided among jobs
+#
+# Which completions a model reads together can change the last bits of a log-prob. So batches are fixed by the whole
+# evaluation, in the order of its problems, and whole batches are dealt to the shards in turn: any number of shards
+# gives the same lines.
+
+SHARDS = "shards"  # the folder of an evaluation that has its shards
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the problems, by their places, and the folder of their lines.
+
+    Attributes:
+        answers: problems that are answered together.
+        divergence: the same problems as their completions are read again together.
+    """
+
+    folder: Path
+    answers: Shard
+    divergence: Shard
+
+
+def number_of_parts(
+    problems: int, options: EvaluationOptions, batch_size: int, at_once: int, wanted: int | None = None
+) -> int:
+    """The number of shards that an evaluation of so many problems is divided into; each has whole batches.
+
+    Args:
+        batch_size: ``Sampling.batch_size``.
+        at_once: how many can run at the same time.
+        wanted: how many the user requests; None for the number that suits.
+
+    >>> [number_of_parts(64, EvaluationOptions(samples=4), 16, 4, wanted) for wanted in (None, 2, 99)]
+    [4, 2, 16]
+    """
+    return number_of_shards(problems, at_once, wanted, batch_size=_batch_sizes(options, batch_size)[1])
+
+
+def shard_done(folder: Path, number: int) -> Path:
+    """The file that is there when a shard of the evaluation in this folder is done."""
+    return folder / SHARDS / f"{number:05d}.json"
+
+
+def parts_of(folder: Path, problems: int, options: EvaluationOptions, batch_size: int, shards: int) -> list[Part]:
+    """The shards of an evaluation.
+
+    Args:
+        folder: the evaluation's.
+        problems: how many.
+        batch_size: ``Sampling.batch_size``.
+    """
+    answered, read = _batch_sizes(options, batch_size)
+    found = []
+    for number, mine in enumerate(dealt(problems, read, shards)):
+        pieces = (batch[at : at + answered] for batch in mine.batches for at in range(0, len(batch), answered))
+        found.append(Part(folder / SHARDS / f"{number:05d}", Shard(tuple(pieces)), mine))
+    return found
+
+
+def _batch_sizes(options: EvaluationOptions, batch_size: int) -> tuple[int, int]:
+    """How many problems are answered together, and how many are read again together: a multiple of the former, so that
+    shards can have whole batches of both."""
+    answered = max(1, batch_size // options.samples)
+    read = max(1, batch_size // (options.kl_samples or options.samples))
+    return answered, read - read % answered
+
+
 # ---- what is found
 
 
@@ -129,6 +200,16 @@ class About:
     family: str
     round: int | None
     seed: int = 0
+
+    @property
+    def data(self) -> str:
+        """What the policy was trained and evaluated on, in words."""
+        return self.dataset if self.dataset == self.evaluated_on else f"{self.dataset} on {self.evaluated_on}"
+
+    @property
+    def order(self) -> int:
+        """The round, -1 of the reference."""
+        return -1 if self.round is None else self.round
 
 
 @dataclass(frozen=True, slots=True)

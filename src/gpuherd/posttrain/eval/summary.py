@@ -135,11 +135,9 @@ def divergence(figure: Figure) -> Figure:
 
 def _words(row: Row) -> Sequence[str]:
     about, figures = row.about, row.figures
-    data = about.dataset if about.dataset == about.evaluated_on else f"{about.dataset} on {about.evaluated_on}"
-    hours = "-" if row.gpu_hours is None else f"{row.gpu_hours:.3g}"
     return (
         printable(about.algorithm),
-        printable(data),
+        printable(about.data),
         printable(about.family),
         "-" if about.round is None else str(about.round),
         "-" if row.eta is None else f"{row.eta:g}",
@@ -150,7 +148,7 @@ def _words(row: Row) -> Sequence[str]:
         str(row.problems),
         str(len(row.seeds)),
         "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.0f}",
-        hours,
+        "-" if row.gpu_hours is None else f"{row.gpu_hours:.3g}",
     )
 
 

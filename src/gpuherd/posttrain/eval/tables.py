@@ -14,20 +14,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gpuherd.posttrain.eval.answers import Scores, read_scores
+from gpuherd.posttrain.eval.answers import Scores
 from gpuherd.posttrain.eval.results import (
     REFERENCE,
     RESULT,
     About,
-    AtK,
     BadResult,
     Estimator,
     Evaluation,
     EvaluationOptions,
     Metrics,
     Point,
-    Tie,
     read_result,
+    read_values,
 )
 from gpuherd.qa.intervals import Figure
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from gpuherd.qa.bootstrap import BootstrapPlan
 
 Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 RESAMPLES = 500  # of comparisons, which are many
 _NO_MATTER = ("seed", "batch_size")  # settings of draws that results to compare may differ in
@@ -79,10 +79,10 @@ class Found:
     def _table(self, point: Point) -> Table:
         from gpuherd.posttrain.eval.metrics import ratios
 
-        scores = read_scores(self.folder / point.scores)
+        scores = read_values(self.folder / point.scores, Scores)
         if not _fits(scores, point.metrics):
             raise BadResult(f"{self.folder / point.scores} is not of the figures in {self.folder / RESULT}")
-        return Table(scores.problems, ratios(scores, _asked_of(point.metrics)))
+        return Table(scores.problems, ratios(scores, _options_of(point.metrics)))
 
 
 def find_results(root: Path) -> tuple[list[Found], list[str]]:
@@ -104,15 +104,10 @@ def _fits(scores: Scores, metrics: Metrics) -> bool:
     return same and whole and all(1 <= k <= scores.samples for k in ks)
 
 
-def _asked_of(metrics: Metrics) -> EvaluationOptions:
+def _options_of(metrics: Metrics) -> EvaluationOptions:
     """The options by which a result's figures were made of its scores."""
-    return EvaluationOptions(
-        samples=metrics.samples, pass_at=_ks(metrics.pass_at), majority_at=_ks(metrics.majority), tie=Tie(metrics.tie)
-    )
-
-
-def _ks(figures: tuple[AtK, ...]) -> tuple[int, ...]:
-    return tuple(each.k for each in figures)
+    pass_at, majority_at = (tuple(each.k for each in some) for some in (metrics.pass_at, metrics.majority))
+    return EvaluationOptions(samples=metrics.samples, pass_at=pass_at, majority_at=majority_at, tie=metrics.tie)
 
 
 # ---- comparisons
@@ -166,13 +161,8 @@ def comparisons_of(group: Sequence[Found], plan: BootstrapPlan) -> list[Comparis
 
 def _last_round(runs: Sequence[Found]) -> list[Found]:
     """The runs of the last round that there is."""
-    last = max(_round(run) for run in runs)
-    return [run for run in runs if _round(run) == last]
-
-
-def _round(run: Found) -> int:
-    about = run.evaluation.about
-    return -1 if about.round is None else about.round
+    last = max(run.evaluation.about.order for run in runs)
+    return [run for run in runs if run.evaluation.about.order == last]
 
 
 def _comparison(dataset: str, methods: Methods, plan: BootstrapPlan) -> Comparison:
@@ -319,9 +309,10 @@ def gathered(
     confidence = whole[0].evaluation.confidence if whole else EvaluationOptions().confidence
     notes += _other_settings(whole)
     plan = BootstrapPlan(RESAMPLES, confidence, "percentile")
-    rows = [row for runs in _by(whole, _policy_key).values() for row in _rows(runs, plan)]
+    policies = grouped(whole, lambda each: (replace(each.evaluation.about, seed=0), each.settings))  # over seeds
+    rows = [row for runs in policies.values() for row in _rows(runs, plan)]
     rows.sort(key=_order)
-    groups = _by(whole, lambda each: (*_problems_of(each), each.settings))
+    groups = grouped(whole, lambda each: (*_problems_of(each), each.settings))
     comparisons = [each for runs in groups.values() for each in comparisons_of(runs, plan)]
     return Gathered(tuple(rows), tuple(comparisons), tuple(notes), confidence)
 
@@ -348,7 +339,7 @@ def _other_settings(whole: Sequence[Found]) -> list[str]:
     notes = [
         f"{family} on {name} was evaluated by different settings of drawing: such results are neither taken together "
         "nor compared, and a policy may have several rows"
-        for (family, name), runs in _by(whole, _problems_of).items()
+        for (family, name), runs in grouped(whole, _problems_of).items()
         if len({each.settings for each in runs}) > 1
     ]
     confidences = {each.evaluation.confidence for each in whole}
@@ -362,23 +353,18 @@ def _problems_of(found: Found) -> tuple[str, str]:
     return found.evaluation.about.family, found.evaluation.about.evaluated_on
 
 
-def _by(found: Iterable[Found], key: Callable[[Found], Key]) -> dict[Key, list[Found]]:
-    groups: dict[Key, list[Found]] = {}
-    for each in found:
-        groups.setdefault(key(each), []).append(each)
-    return groups
-
-
-def _policy_key(found: Found) -> tuple[About, str]:
-    """What results of several seeds have in common."""
-    return replace(found.evaluation.about, seed=0), found.settings
+def grouped(values: Iterable[Value], key_of: Callable[[Value], Key]) -> dict[Key, list[Value]]:
+    """The values of each key, in the order in which keys first occur."""
+    found: dict[Key, list[Value]] = {}
+    for each in values:
+        found.setdefault(key_of(each), []).append(each)
+    return found
 
 
 def _order(row: Row) -> tuple[object, ...]:
     about = row.about
-    last = about.round if about.round is not None else -1
     base = about.algorithm != REFERENCE
-    return (about.family, about.evaluated_on, about.dataset, base, about.algorithm, last, -(row.eta or 0.0))
+    return (about.family, about.evaluated_on, about.dataset, base, about.algorithm, about.order, -(row.eta or 0.0))
 
 
 def _rows(runs: Sequence[Found], plan: BootstrapPlan) -> list[Row]:
@@ -426,13 +412,9 @@ def figures_of(metrics: Metrics) -> dict[str, Figure]:
 
 def _by_seed(metrics: Sequence[Metrics]) -> dict[str, tuple[float, ...]]:
     tables = [figures_of(each) for each in metrics]
-    found = {}
-    for name in tables[0]:
-        values = [table[name].value for table in tables if name in table]
-        known = [value for value in values if value is not None]
-        if len(known) == len(tables):
-            found[name] = tuple(known)
-    return found
+    values = {name: [table[name].value for table in tables if name in table] for name in tables[0]}
+    known = {name: tuple(each for each in some if each is not None) for name, some in values.items()}
+    return {name: some for name, some in known.items() if len(some) == len(tables)}
 
 
 def _over_seeds(runs: Sequence[tuple[Found, Point]], plan: BootstrapPlan) -> dict[str, Figure]:

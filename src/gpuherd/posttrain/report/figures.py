@@ -5,13 +5,13 @@ their differences say, in sentences and as a table. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpuherd.posttrain.eval.compare import Difference, DifferenceAtKL
 from gpuherd.posttrain.eval.results import REFERENCE
 from gpuherd.posttrain.eval.summary import divergence
-from gpuherd.posttrain.eval.tables import Comparison, Row
+from gpuherd.posttrain.eval.tables import Comparison, Row, grouped
 from gpuherd.qa.intervals import Figure, Interval
 from gpuherd.report.charts import Stroke, stroke
 from gpuherd.report.nodes import (
@@ -52,8 +52,6 @@ _MEANINGS = {
     "tokens": "mean length of a completion, its end token counted",
     "finished": "share of completions that the policy ended by itself",
 }
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 Compared = Difference | DifferenceAtKL
 
 
@@ -92,8 +90,7 @@ def natural(word: str) -> list[tuple[int, str]]:
 def main_names(rows: Sequence[Row]) -> list[str]:
     """The figures that say most, which are shown where not all are wanted; of pass@k and maj@k the largest k."""
     names = figure_names(rows)
-    largest = {[name for name in names if name.startswith(start)][-1:][0] for start in ("maj@", "pass@")
-               if any(name.startswith(start) for name in names)}  # fmt: skip
+    largest = {name for start in ("maj@", "pass@") for name in [n for n in names if n.startswith(start)][-1:]}
     same = all(
         value_of(row, "pass@1") is not None and value_of(row, "reward") == value_of(row, "pass@1") for row in rows
     )
@@ -123,7 +120,7 @@ def ends_of(figure: Figure) -> Ends | None:
     return None if figure.interval is None else (figure.interval.low, figure.interval.high)
 
 
-def reach(figures: Iterable[Figure], name: str) -> Ends:
+def value_range(figures: Iterable[Figure], name: str) -> Ends:
     """From where to where figures of a name go: shares from 0, all else over what there is."""
     ends = [each for figure in figures if is_known(figure.value) for each in (figure.value, *(ends_of(figure) or ()))]
     return share_spread(ends) if is_share(name) else spread(ends)
@@ -152,16 +149,10 @@ def interval_words(ends: tuple[float, float] | None, write: Callable[[float | No
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
-def data_words(row: Row) -> str:
-    """What the policy was trained and evaluated on."""
-    about = row.about
-    return about.dataset if about.dataset == about.evaluated_on else f"{about.dataset} on {about.evaluated_on}"
-
-
 def policy_words(row: Row) -> str:
     """A policy in words."""
     about = row.about
-    words = [about.algorithm, data_words(row), about.family]
+    words = [about.algorithm, about.data, about.family]
     words += [] if about.round is None else [f"round {about.round}"]
     words += [] if row.eta is None else [f"eta {axis(row.eta)}"]
     return " · ".join(words)
@@ -174,23 +165,38 @@ def where(comparison: Comparison) -> str:
     return f"{comparison.family}, {data}"
 
 
+def rows_of(run: RunReport, comparison: Comparison) -> list[Row]:
+    """The rows of a comparison's family on its problems that have its metric."""
+    return [
+        row
+        for row in run.gathered.rows
+        if (row.about.family, row.about.evaluated_on) == (comparison.family, comparison.evaluated_on)
+        and value_of(row, comparison.metric) is not None
+    ]
+
+
 def last_rows(run: RunReport, comparison: Comparison) -> list[Row]:
     """The last round of each method that a comparison is of, the largest metric first."""
     last: dict[str, Row] = {}
-    for row in run.gathered.rows:
+    for row in rows_of(run, comparison):
         about = row.about
-        same = (about.family, about.evaluated_on) == (comparison.family, comparison.evaluated_on)
-        named = about.dataset == comparison.dataset or about.algorithm == REFERENCE
-        if row.own and same and named and value_of(row, comparison.metric) is not None:
-            before = last.get(about.algorithm)
-            if before is None or round_of(row) > round_of(before):
-                last[about.algorithm] = row
+        before = last.get(about.algorithm)
+        if row.own and (about.dataset == comparison.dataset or about.algorithm == REFERENCE):
+            last[about.algorithm] = row if before is None or about.order > before.about.order else before
     return sorted(last.values(), key=lambda row: -(value_of(row, comparison.metric) or 0.0))
 
 
-def round_of(row: Row) -> int:
-    """The row's round, -1 of the reference."""
-    return -1 if row.about.round is None else row.about.round
+def curves_of(run: RunReport, comparison: Comparison) -> dict[str, list[Row]]:
+    """Of each method its last round at all etas by KL, behind the reference: those whose KL was measured."""
+    measured = [row for row in rows_of(run, comparison) if value_of(row, "kl") is not None]
+    base = [row for row in measured if row.about.algorithm == REFERENCE][:1]
+    trained = [r for r in measured if r.about.algorithm != REFERENCE and r.about.dataset == comparison.dataset]
+    curves = {}
+    for name, rows in grouped(trained, lambda row: row.about.algorithm).items():
+        last = max(row.about.order for row in rows)
+        kept = (row for row in rows if row.about.order == last)
+        curves[name] = sorted((*base, *kept), key=lambda row: value_of(row, "kl") or 0.0)
+    return curves
 
 
 def trained_by(training: str) -> str:
@@ -233,14 +239,6 @@ def upward(difference: Compared) -> tuple[str, str, Figure]:
 def probability(p: float | None) -> str:
     """A p value as people read it."""
     return NONE if not is_known(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def grouped(values: Iterable[Value], key_of: Callable[[Value], Key]) -> dict[Key, list[Value]]:
-    """The values of each key, in the order in which keys first occur."""
-    found: dict[Key, list[Value]] = {}
-    for each in values:
-        found.setdefault(key_of(each), []).append(each)
-    return found
 
 
 # --- what differences say, in sentences -------------------------------------------------------------------------------
@@ -336,10 +334,8 @@ def differences_card(run: RunReport, comparison: Comparison) -> Node:
     """The table of all differences between two methods."""
     rows = sorted(comparison.differences, key=lambda each: -(upward(each)[2].value or 0.0))
     figures = [upward(each)[2] for each in rows]
-    ends = [
-        0.0,
-        *(each for found in figures if is_known(found.value) for each in (found.value, *(ends_of(found) or ()))),
-    ]
+    known = [found for found in figures if is_known(found.value)]
+    ends = [0.0, *(each for found in known for each in (found.value or 0.0, *(ends_of(found) or ())))]
     scale = (min(ends), max(ends) or 1.0)
     measured = any(value_of(row, "kl") is not None for row in run.gathered.rows if row.about.algorithm != REFERENCE)
     distances = (

@@ -119,7 +119,7 @@ def read_timeline(queue: Path, algorithms: Collection[str], most_bars: int = MOS
             "FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
         )
     try:
-        ran = [each for each in attempts if not _never_began(each)]
+        ran = [each for each in attempts if _began(each)]
         bars = [_bar(each, ran[0]["started_at"]) for each in ran]
     except (TypeError, ValueError, RecursionError):
         raise QueueUnreadable(f"{queue} is damaged: what it tells of its attempts can't be read") from None
@@ -149,8 +149,8 @@ def gpu_hours(bars: Sequence[Bar]) -> dict[str, float] | None:
     found: dict[str, float] = {}
     for each in bars:
         if each.end is not None:
-            hours = each.gpus * (each.end - each.start) / 3600
-            found[each.phase or "other"] = found.get(each.phase or "other", 0.0) + hours
+            phase = each.phase or "other"
+            found[phase] = found.get(phase, 0.0) + each.gpus * (each.end - each.start) / 3600
     return found
 
 
@@ -174,36 +174,27 @@ def _bar(row: Row, first: float) -> Bar:
     return Bar(row["name"], phase_of(row["name"]), lanes, row["started_at"] - first, end, row["state"], len(gpus))
 
 
-def _never_began(attempt: Row) -> bool:
-    """Whether an engine beyond this machine has or had it in its line only."""
-    return attempt["engine"] not in (None, LOCAL) and attempt["node"] is None and attempt["state"] != "done"
+def _began(attempt: Row) -> bool:
+    """Whether it ran: an engine beyond this machine may have had it in its queue only."""
+    return attempt["engine"] in (None, LOCAL) or attempt["node"] is not None or attempt["state"] == "done"
 
 
 def _failures(jobs: Sequence[Row], attempts: Sequence[Row]) -> list[Failure]:
-    last = {each["name"]: each for each in attempts if each["state"] == "failed"}
-    kinds = {name: each["class"] for name, each in last.items()}
-    ended = {
-        each["name"]: Failure(each["name"], _kind(each, kinds), _reason(each, last.get(each["name"])), final=True)
-        for each in jobs
-        if each["state"] in ("failed", "cancelled")
-    }
+    """What jobs ended with that have no result, then the failures of attempts that were made again."""
+    failed = [each for each in attempts if each["state"] == "failed"]
+    last = {each["name"]: each for each in failed}
+    ended: dict[str, Failure] = {}
+    for job in jobs:
+        if job["state"] in ("failed", "cancelled"):
+            end = last.get(job["name"])
+            kind = end["class"] if end is not None and job["state"] == "failed" else None
+            ended[job["name"]] = Failure(job["name"], str(kind or job["state"]), _reason(job, end), final=True)
     again = [
         Failure(each["name"], each["class"] or "failed", _reason(each, each), final=False)
-        for each in attempts
-        if each["state"] == "failed" and not _same(ended, each)
+        for each in failed
+        if each["name"] not in ended or ended[each["name"]].reason != _reason(each, each)
     ]
     return [*ended.values(), *again]
-
-
-def _kind(job: Row, kinds: Mapping[str, str | None]) -> str:
-    """Of what kind a job's end without a result is: its last failure's, where it failed and is not just cancelled."""
-    return str((kinds.get(job["name"]) if job["state"] == "failed" else None) or job["state"])
-
-
-def _same(ended: Mapping[str, Failure], attempt: Row) -> bool:
-    """Whether an attempt's failure is what its job ended with."""
-    job = ended.get(attempt["name"])
-    return job is not None and job.reason == _reason(attempt, attempt)
 
 
 def _reason(row: Row, attempt: Row | None) -> str:
@@ -300,16 +291,9 @@ def _hours_card(run: RunReport, timeline: Timeline) -> Iterator[Node]:
     """What each algorithm took, by phase: of GPUs, or of jobs where there were none."""
     if not timeline.hours:
         return
-    phases = [
-        phase
-        for phase in ("collect", "train", "evaluate", "other")
-        if any(phase in each for each in timeline.hours.values())
-    ]
-    columns = [
-        Column("algorithm", kind="name"),
-        *(Column(each, kind="num") for each in phases),
-        Column("all", kind="num"),
-    ]
+    took = {phase for hours in timeline.hours.values() for phase in hours}
+    phases = [phase for phase in ("collect", "train", "evaluate", "other") if phase in took]
+    columns = [Column("algorithm", kind="name"), *(Column(each, kind="num") for each in (*phases, "all"))]
     lines = [
         [
             cell(algorithm, named(run, algorithm)),

@@ -10,9 +10,10 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.eval.results import REFERENCE
-from gpuherd.posttrain.eval.tables import Comparison, Gathered, Row
+from gpuherd.posttrain.eval.tables import Comparison, Row
+from gpuherd.posttrain.report.figures import curves_of, ends_of, figure_of
 from gpuherd.posttrain.report.reading import RunReport, Training
+from gpuherd.qa.intervals import Figure as Estimate
 from gpuherd.report.charts import LINES, blank_figure, label_axes, plain_text
 
 if TYPE_CHECKING:
@@ -32,20 +33,20 @@ def run_figure(run: RunReport) -> Figure:
         UsageError: there is neither.
         MissingExtra: matplotlib is not installed.
     """
-    comparisons = [each for each in run.gathered.comparisons if _sweeps(run.gathered, each)]
+    curves = [(each, found) for each in run.gathered.comparisons if (found := curves_of(run, each))]
     trainings = run.trainings[:MOST_LINES]
     names = [name for name in _LEARNING if any(name in each.series for each in trainings)]
     if trainings and not names:
         names = sorted({name for each in trainings for name in each.series})[:_ACROSS]
-    panels = len(comparisons) + len(names)
+    panels = len(curves) + len(names)
     if not panels:
         raise UsageError("nothing to plot: no evaluation has its distance from the reference, and no training a curve")
     down = -(-panels // _ACROSS)
     figure = blank_figure(4.3 * min(_ACROSS, panels), 3.3 * down + 0.3)
     axes = list(figure.subplots(down, min(_ACROSS, panels), squeeze=False).flat)
-    for place, comparison in zip(axes, comparisons, strict=False):
-        _draw_divergence(place, comparison, _sweeps(run.gathered, comparison))
-    for place, name in zip(axes[len(comparisons) :], names, strict=False):
+    for place, (comparison, found) in zip(axes, curves, strict=False):
+        _draw_divergence(place, comparison, found)
+    for place, name in zip(axes[len(curves) :], names, strict=False):
         _draw_learning(place, name, trainings)
     for place in axes[panels:]:
         place.set_axis_off()
@@ -53,36 +54,11 @@ def run_figure(run: RunReport) -> Figure:
     return figure
 
 
-def _sweeps(gathered: Gathered, comparison: Comparison) -> dict[str, list[Row]]:
-    """The rows of each method's last round, by KL, behind the reference."""
-    found: dict[str, list[Row]] = {}
-    for row in gathered.rows:
-        same = (row.about.family, row.about.evaluated_on) == (comparison.family, comparison.evaluated_on)
-        named = row.about.algorithm == REFERENCE or row.about.dataset == comparison.dataset
-        if same and named and {"kl", comparison.metric} <= row.figures.keys() and row.figures["kl"].value is not None:
-            found.setdefault(row.about.algorithm, []).append(row)
-    start = found.pop(REFERENCE, [])[:1]
-    for name, rows in found.items():
-        last = max(-1 if row.about.round is None else row.about.round for row in rows)
-        kept = [row for row in rows if (-1 if row.about.round is None else row.about.round) == last]
-        found[name] = sorted([*start, *kept], key=lambda row: row.figures["kl"].value or 0.0)
-    return found
-
-
 def _draw_divergence(axes: Axes, comparison: Comparison, sweeps: dict[str, list[Row]]) -> None:
     for (name, rows), (colour, stroke) in zip(sorted(sweeps.items()), cycle(LINES), strict=False):
-        kl, height = ([row.figures[key] for row in rows] for key in ("kl", comparison.metric))
-        x, y = ([each.value or 0.0 for each in figures] for figures in (kl, height))
-        reach = [
-            [
-                (0.0, 0.0)
-                if each.interval is None or each.value is None
-                else (max(0.0, each.value - each.interval.low), max(0.0, each.interval.high - each.value))
-                for each in figures
-            ]
-            for figures in (kl, height)
-        ]
-        xerr, yerr = ([[low for low, _ in ends], [high for _, high in ends]] for ends in reach)
+        (x, xerr), (y, yerr) = (
+            _with_errors([figure_of(row, key) for row in rows]) for key in ("kl", comparison.metric)
+        )
         axes.errorbar(
             x, y, yerr=yerr, xerr=xerr, color=colour, linestyle=stroke, marker="o", markersize=3, linewidth=1.2,
             elinewidth=0.8, label=plain_text(name, 24),
@@ -95,6 +71,14 @@ def _draw_divergence(axes: Axes, comparison: Comparison, sweeps: dict[str, list[
     axes.set_title(plain_text(f"{comparison.family}, {comparison.evaluated_on}", 48), fontsize=9, loc="left")
     label_axes(axes, "KL from the reference, nats", comparison.metric)
     axes.legend(fontsize=6)
+
+
+def _with_errors(figures: Sequence[Estimate]) -> tuple[list[float], tuple[list[float], list[float]]]:
+    """The values, and how far their intervals reach below and above them."""
+    values = [each.value or 0.0 for each in figures]
+    ends = [ends_of(each) or (value, value) for each, value in zip(figures, values, strict=True)]
+    below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
+    return values, (below, [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)])
 
 
 def _draw_learning(axes: Axes, name: str, trainings: Sequence[Training]) -> None:

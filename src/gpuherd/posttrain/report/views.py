@@ -6,30 +6,29 @@ from collections.abc import Iterator, Sequence
 
 from gpuherd.lm.backend import beyond_rounding
 from gpuherd.posttrain.eval.results import REFERENCE
-from gpuherd.posttrain.eval.tables import Comparison, Row
+from gpuherd.posttrain.eval.tables import Comparison, Row, grouped
 from gpuherd.posttrain.report.figures import (
     DIVERGENCES,
     algorithm_stroke,
     clear_pairs,
     clear_words,
-    data_words,
+    curves_of,
     differences_card,
     digits_of,
     ends_of,
     figure_names,
     figure_of,
-    grouped,
     interval_words,
     is_share,
     main_names,
     meaning,
     named,
     natural,
-    reach,
-    round_of,
+    rows_of,
     title_of,
     trained_by,
     value_of,
+    value_range,
     verdict_of,
     where,
     words_of,
@@ -94,9 +93,8 @@ def views_of(run: RunReport) -> list[View]:
         View("learning", "Learning", _learning(run)) if run.trainings else None,
         View("jobs", "Jobs", jobs_view(run, run.timeline)) if run.timeline is not None else None,
     ]
-    return [each for each in views if each] or [
-        View("summary", "Summary", [card(None, note("No policy is evaluated yet."))])
-    ]
+    nothing = View("summary", "Summary", [card(None, note("No policy is evaluated yet."))])
+    return [each for each in views if each] or [nothing]
 
 
 def first_state(run: RunReport) -> dict[str, object]:
@@ -154,22 +152,19 @@ def _meanings(rows: Sequence[Row]) -> Node:
 
 def _policies(run: RunReport, rows: Sequence[Row], all_figures: bool) -> Node:
     names = figure_names(rows) if all_figures else main_names(rows)
-    shares = reach(
-        [figure_of(row, name) for row in rows for name in row.figures if is_share(name) and name != "finished"],
-        "pass@1",
-    )  # one scale for all that is drawn
-    columns = [
-        (
-            Column("algorithm", kind="name"),
-            [cell(row.about.algorithm, named(run, row.about.algorithm)) for row in rows],
-        ),
-        (Column("data set", kind="name rare"), [data_words(row) for row in rows]),
+    drawn = [figure_of(row, name) for row in rows for name in row.figures if is_share(name) and name != "finished"]
+    shares = value_range(drawn, "pass@1")  # one scale for all that is drawn
+    algorithms = [cell(row.about.algorithm, named(run, row.about.algorithm)) for row in rows]
+    etas = [cell(row.eta, NONE if row.eta is None else axis(row.eta)) for row in rows]
+    counts = [cell(row.problems * row.samples * len(row.seeds), _count_words(row)) for row in rows]
+    speeds = [cell(row.tokens_per_second, fixed(row.tokens_per_second, 0)) for row in rows]
+    hours = "of its evaluation alone; the view Jobs has those of all"
+    columns: list[tuple[Column, Sequence[Node]]] = [
+        (Column("algorithm", kind="name"), algorithms),
+        (Column("data set", kind="name rare"), [row.about.data for row in rows]),
         (Column("model", kind="rare"), [row.about.family for row in rows]),
         (Column("round", kind="num", format="text"), [row.about.round for row in rows]),
-        (
-            Column("eta", "of the papers: small guides strongly", "num"),
-            [cell(row.eta, NONE if row.eta is None else axis(row.eta)) for row in rows],
-        ),
+        (Column("eta", "of the papers: small guides strongly", "num"), etas),
         *(
             (
                 Column(title_of(name), meaning(name), "num rare" if _is_rare(name) else "num"),
@@ -177,30 +172,18 @@ def _policies(run: RunReport, rows: Sequence[Row], all_figures: bool) -> Node:
             )
             for name in names
         ),
-        (
-            Column("n", "problems × samples of each, and seeds", "num rare"),
-            [cell(row.problems * row.samples * len(row.seeds), _count_words(row)) for row in rows],
-        ),
-        (
-            Column("tokens/s", "while it was evaluated", "num rare"),
-            [cell(row.tokens_per_second, fixed(row.tokens_per_second, 0)) for row in rows],
-        ),
-        (
-            Column("GPU-h", "of its evaluation alone; the view Jobs has those of all", "num rare", "figure"),
-            [row.gpu_hours for row in rows],
-        ),
+        (Column("n", "problems × samples of each, and seeds", "num rare"), counts),
+        (Column("tokens/s", "while it was evaluated", "num rare"), speeds),
+        (Column("GPU-h", hours, "num rare", "figure"), [row.gpu_hours for row in rows]),
     ]
     kept = [
         (column, cells)
         for column, cells in columns
-        if column.word not in ("round", "eta", "tokens/s", "GPU-h") or any(_value(each) is not None for each in cells)
+        if column.word not in ("round", "eta", "tokens/s", "GPU-h")
+        or any((each[0] if isinstance(each, list) else each) is not None for each in cells)
     ]
     lines = [list(line) for line in zip(*(cells for _, cells in kept), strict=True)]
     return table("policies", [column for column, _ in kept], lines, page=50, hint="filter by words")
-
-
-def _value(each: Node) -> Node:
-    return each[0] if isinstance(each, list) else each
 
 
 def _is_rare(name: str) -> bool:
@@ -247,7 +230,7 @@ def _in_short(run: RunReport) -> list[Node]:
 def _rounds(run: RunReport) -> list[Node]:
     rows = [row for row in run.gathered.rows if row.own and row.about.round is not None]
     names = figure_names(rows)
-    groups = grouped(rows, lambda row: f"{row.about.family}, {data_words(row)}")
+    groups = grouped(rows, lambda row: f"{row.about.family}, {row.about.data}")
     bar = element("div", choose("figure", "figure", [(name, title_of(name)) for name in names]), kind="bar")
     return [bar] + [
         when(
@@ -263,26 +246,18 @@ def _rounds(run: RunReport) -> list[Node]:
 def _round_card(run: RunReport, title: str, rows: Sequence[Row], name: str) -> Node:
     lines = []
     for algorithm, some in grouped(rows, lambda row: row.about.algorithm).items():
-        known = sorted((row for row in some if value_of(row, name) is not None), key=round_of)
-        points = [(float(round_of(row)), value_of(row, name) or 0.0) for row in known]
-        band = [(float(round_of(row)), *ends) for row in known if (ends := ends_of(figure_of(row, name)))]
+        known = sorted((row for row in some if value_of(row, name) is not None), key=lambda row: row.about.order)
+        points = [(float(row.about.order), value_of(row, name) or 0.0) for row in known]
+        band = [(float(row.about.order), *ends) for row in known if (ends := ends_of(figure_of(row, name)))]
         lines += [Line(algorithm, points, algorithm_stroke(run, algorithm), band)] if points else []
     if not lines:
         return card(title, note("not measured"))
     about = rows[0].about
-    level = next(
-        (
-            value_of(row, name)
-            for row in run.gathered.rows
-            if row.about.algorithm == REFERENCE
-            and (row.about.family, row.about.evaluated_on) == (about.family, about.evaluated_on)
-        ),
-        None,
-    )
-    heights = [
-        y for line in lines for y in (*(y for _, y in line.points), *(y for _, *ends in line.band for y in ends))
-    ]
-    last, far = max(map(round_of, rows)), share_spread if is_share(name) else spread
+    of_reference = [row for row in run.gathered.rows if row.about.algorithm == REFERENCE]
+    same = [r for r in of_reference if (r.about.family, r.about.evaluated_on) == (about.family, about.evaluated_on)]
+    level = value_of(same[0], name) if same else None
+    heights = [y for line in lines for _, *ys in (*line.points, *line.band) for y in ys]
+    last, far = max(row.about.order for row in rows), share_spread if is_share(name) else spread
     chart = line_chart(
         sorted(lines, key=lambda line: -len(line.points)),
         Axis("round", (-0.5, 0.5) if last == 0 else (0.0, float(last)), whole=True),
@@ -291,7 +266,7 @@ def _round_card(run: RunReport, title: str, rows: Sequence[Row], name: str) -> N
         level=level,
         dots=True,
         note=None if level is None else f"dotted: the reference, {fixed(level)}",
-    )  # fmt: skip
+    )
     return card(title, chart)
 
 
@@ -305,24 +280,13 @@ def _divergence(run: RunReport) -> list[Node]:
 
 
 def _divergence_card(run: RunReport, comparison: Comparison) -> Iterator[Node]:
-    metric = comparison.metric
-    fitting = [
-        row
-        for row in run.gathered.rows
-        if (row.about.family, row.about.evaluated_on) == (comparison.family, comparison.evaluated_on)
-        and value_of(row, "kl") is not None
-        and value_of(row, metric) is not None
-    ]
-    base = [row for row in fitting if row.about.algorithm == REFERENCE][:1]
-    trained = [r for r in fitting if r.about.algorithm != REFERENCE and r.about.dataset == comparison.dataset]
-    if not trained:
+    metric, curves = comparison.metric, curves_of(run, comparison)
+    if not curves:
         return
-    lines, marks = [], [_mark(run, row, metric) for row in base]
-    for algorithm, rows in grouped(trained, lambda row: row.about.algorithm).items():
-        last = max(map(round_of, rows))
-        curve = sorted(
-            (*base, *(row for row in rows if round_of(row) == last)), key=lambda row: value_of(row, "kl") or 0.0
-        )
+    fitting = [row for row in rows_of(run, comparison) if value_of(row, "kl") is not None]
+    marks = [_mark(run, row, metric) for row in fitting if row.about.algorithm == REFERENCE][:1]
+    lines = []
+    for algorithm, curve in curves.items():
         points = [(value_of(row, "kl") or 0.0, value_of(row, metric) or 0.0) for row in curve]
         lines.append(Line(algorithm, points, algorithm_stroke(run, algorithm)))
         marks += [_mark(run, row, metric) for row in curve if row.about.algorithm != REFERENCE]
@@ -332,7 +296,7 @@ def _divergence_card(run: RunReport, comparison: Comparison) -> Iterator[Node]:
         lines,
         marks,
         Axis("KL(policy || reference), nats", x),
-        Axis(metric, reach([figure_of(row, metric) for row in fitting], metric)),
+        Axis(metric, value_range([figure_of(row, metric) for row in fitting], metric)),
         f"{metric} against KL: {where(comparison)}",
         "Filled: at the policy's own eta. A curve begins at the reference, which is grey. Crosses are intervals.",
     )
@@ -379,7 +343,7 @@ def _equal_kl(run: RunReport, comparison: Comparison) -> Node:
         table("at equal KL", columns, lines, name=f"at equal KL in {where(comparison)}"),
         note(
             "Read off by straight lines between a method's own policies; nothing beyond its ends. Two methods are "
-            "compared at the values that both reach."
+            "compared at the values that both value_range."
         ),
         *still,
         *(clear or [chance]),
@@ -397,15 +361,10 @@ def _at_kl(found: Figure) -> Node:
 def _learning(run: RunReport) -> list[Node]:
     trainings = run.trainings
     strokes = [_training_stroke(run, at) for at in range(len(trainings))]
-    boxes = [
-        check(
-            "drawn",
-            key(drawn.colour, drawn.dash, f"{each.name} ({counted(each.steps, 'step')})"),
-            value=each.name,
-            most=_MOST_DRAWN,
-        )
-        for each, drawn in zip(trainings, strokes, strict=True)
-    ]
+    boxes = []
+    for each, drawn in zip(trainings, strokes, strict=True):
+        words = key(drawn.colour, drawn.dash, f"{each.name} ({counted(each.steps, 'step')})")
+        boxes.append(check("drawn", words, value=each.name, most=_MOST_DRAWN))
     title = "Training" if len(trainings) == 1 else f"Trainings, at most {_MOST_DRAWN} at a time"
     group = element("div", *boxes, kind="boxes", role="group", aria_label="trainings that are drawn")
     names = sorted({name for each in trainings for name in each.series}, key=lambda name: (_rank(name), natural(name)))

@@ -1,5 +1,5 @@
 """Answers compared with the right ones: sums and formulas by the rules of ``qa.grading.formulas``, words by those of
-``qa.grading.rules``.
+``qa.grading.rules``; and scoring of any kind that never raises because of a completion (``guarded``).
 
 A batch of formulas is judged twice. The first time no two formulas are compared, only those noted that would have to
 be: numbers and formulas that are written alike decide most cases at once. Each different pair is then compared once, in
@@ -8,18 +8,24 @@ processes side by side (``qa.grading.formulas``, 10 to 960 ms a pair), and the s
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-from gpuherd.errors import UsageError
-from gpuherd.posttrain.types import Problem, Reward
+from gpuherd.errors import GpuherdError, UsageError, printable
+from gpuherd.posttrain.types import Problem, Reward, Scoring
 from gpuherd.qa.grading.formulas import FormulaProcess, math_judge
 from gpuherd.qa.grading.rules import RULES
 from gpuherd.qa.grading.verdicts import Ruling, Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.span import answer_in
+from gpuherd.runs.console import warn_once
+
+logger = logging.getLogger(__name__)
 
 VALUE = "value"  # the hidden part of a problem that has its bare result
 # What an answer states its confidence in, beside the answer itself.
@@ -28,6 +34,7 @@ _MOST_PROCESSES = 4
 _MOST_KEPT = 100_000  # compared pairs that are remembered
 
 Pair = tuple[str, str]
+Scored = TypeVar("Scored")
 
 
 class MathRewards:
@@ -125,3 +132,55 @@ class WordRewards:
         ruling = self._rule(answer_in(completion), Question(problem.id, problem.prompt, problem.answers))
         right = ruling.verdict is Verdict.CORRECT
         return Reward(float(right) if ruling.score is None else ruling.score, right, note=ruling.note)
+
+
+# ---- scoring that never raises because of a completion ---------------------------------------------------------------
+#
+# After an unexpected exception a completion counts as a wrong answer. Draws are deterministic, so a training that one
+# completion ended would meet it again whenever it is resumed. Faults of the installation, of the data and of the
+# machine are GpuherdErrors, and pass: no completion is to blame for them.
+
+
+class BadReward(GpuherdError):
+    """A task gave a reward that is no finite number, or another number of rewards than of completions."""
+
+
+def rewards_of(scorer: Scoring, name: str, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+    """The rewards of completions; the least reward, and wrong, for those that the scorer raises for.
+
+    A reward model has no least reward and no wrong answers: what it raises is raised.
+    """
+    least = scorer.reward_range[0]
+    if not math.isfinite(least):
+        return scorer.rewards(problems, completions)
+    return guarded(
+        scorer.rewards, name, problems, completions, lambda reason: Reward(least, correct=False, note=reason)
+    )
+
+
+def guarded(
+    score: Callable[[Sequence[Problem], Sequence[str]], list[Scored]],
+    name: str,
+    problems: Sequence[Problem],
+    completions: Sequence[str],
+    wrong: Callable[[str], Scored],
+) -> list[Scored]:
+    """The results of ``score``. Where it raises, it is called for each completion by itself; one for which it raises
+    again gets ``wrong`` of the reason."""
+    try:
+        return score(problems, completions)
+    except GpuherdError:
+        raise
+    except Exception as problem:
+        if len(completions) == 1:
+            return [wrong(_reason(name, problem, problems[0].id))]
+    alone = zip(problems, completions, strict=True)
+    return [found for one, text in alone for found in guarded(score, name, [one], [text], wrong)]
+
+
+def _reason(name: str, problem: Exception, which: str) -> str:
+    """The reason of a reward where scoring raised. Logs the exception, the first of its kind with the traceback."""
+    reason = f"scoring failed: {type(problem).__name__}: {problem}"
+    message = "%s, problem %s: %s; this counts as a wrong answer, and so do others, of which the log says nothing more"
+    warn_once(logger, f"scorer {name}", problem, message, name, printable(which), printable(reason))
+    return reason

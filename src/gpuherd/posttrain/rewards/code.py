@@ -32,6 +32,11 @@ class Statement:
 
     source: str
 
+    @property
+    def wording(self) -> str:
+        """For people."""
+        return _quoted(self.source)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -41,6 +46,11 @@ class Call:
     arguments: tuple[Any, ...]
     result: Any
 
+    @property
+    def wording(self) -> str:
+        """For people."""
+        return f"{self.name}({', '.join(map(json.dumps, self.arguments))}) == {json.dumps(self.result)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
@@ -48,6 +58,11 @@ class Stream:
 
     input: str
     output: str
+
+    @property
+    def wording(self) -> str:
+        """For people."""
+        return f"of the input {_quoted(self.input)} the output {_quoted(self.output)}"
 
 
 Test = Statement | Call | Stream
@@ -175,7 +190,16 @@ def tested(sandbox: Sandbox, problems: Sequence[Problem], completions: Sequence[
         for problem, completion in zip(problems, completions, strict=True)
     ]
     outcomes = iter(sandbox.run_all([work for works in planned for work, _ in works]))
-    return [Tested(tuple(each for _, some in works for each in _verdicts(next(outcomes), some))) for works in planned]
+    return [
+        Tested(
+            tuple(
+                _verdict(outcome, place, test)
+                for (_, some), outcome in zip(works, outcomes, strict=False)
+                for place, test in enumerate(some)
+            )
+        )
+        for works in planned
+    ]
 
 
 def tests_of(problem: Problem) -> tuple[Test, ...]:
@@ -223,61 +247,43 @@ def _works(program: str, tests: Sequence[Test], hidden: Mapping[str, str]) -> li
     calls = tuple(each for each in tests if isinstance(each, Call))
     works: list[tuple[Work, tuple[Test, ...]]] = []
     setup, entry = hidden.get(SETUP, ""), hidden.get(ENTRY, "")
-    # What a prompt's program defines besides the function is not the answer's to change for the tests.
-    given = f"{hidden.get(PREFIX, '').rstrip()}\n    pass\n" if entry else ""
     if inside or calls:
         sources = tuple(each.source for each in inside)
         called = tuple((each.name, each.arguments) for each in calls)
+        # What a prompt's program defines besides the function is not the answer's to change for the tests.
+        given = f"{hidden.get(PREFIX, '').rstrip()}\n    pass\n" if entry else ""
         work = Work(program, tests=sources, calls=called, before=setup, given=given, entry=entry)
         works.append((work, (*inside, *calls)))
-    for each in tests:
-        if isinstance(each, Stream):
-            works.append((Work(program, input=each.input, before=setup), (each,)))
-    return works
+    streams = [each for each in tests if isinstance(each, Stream)]
+    return [*works, *((Work(program, input=each.input, before=setup), (each,)) for each in streams)]
 
 
-def _verdicts(outcome: Outcome, tests: Sequence[Test]) -> list[Verdict]:
-    if isinstance(tests[0], Stream):
-        return [_printed(outcome, tests[0])]
-    return [_reported(outcome, place, test) for place, test in enumerate(tests)]
+def _verdict(outcome: Outcome, place: int, test: Test) -> Verdict:
+    """Of the test at a place of a run."""
 
+    def failed(problem: str, *, error: bool = False) -> Verdict:
+        return Verdict(False, error, problem, test.wording)
 
-def _printed(outcome: Outcome, test: Stream) -> Verdict:
-    shown = f"of the input {_quoted(test.input)} the output {_quoted(test.output)}"
-    if outcome.limit or outcome.exit_code:
-        return Verdict(False, True, _ended(outcome), shown)
-    if _lines(outcome.stdout) == _lines(test.output):
-        return Verdict(True)
-    return Verdict(False, False, f"printed {_quoted(outcome.stdout)}, which is wrong", shown)
-
-
-def _reported(outcome: Outcome, place: int, test: Test) -> Verdict:
-    """Of a statement or a call."""
-    shown = _quoted(test.source) if isinstance(test, Statement) else _shown_call(test)
-    if place not in outcome.reports:
-        return Verdict(False, True, _ended(outcome), shown)
-    kind, message = outcome.reports[place] or (None, "")
-    if isinstance(test, Call):
-        if kind != "value":
-            return Verdict(False, True, message or "nothing came back", shown)
-        try:
-            right = same(json.loads(message), test.result)
-        except (ValueError, RecursionError):  # numbers without end, brackets without end
-            return Verdict(False, True, f"{test.name} returned a value that can't be read", shown)
-        if right:
+    if isinstance(test, Stream):
+        if outcome.limit or outcome.exit_code:
+            return failed(_ended(outcome), error=True)
+        if _lines(outcome.stdout) == _lines(test.output):
             return Verdict(True)
-        return Verdict(False, False, f"{test.name} returned {_quoted(message)}, which is wrong", shown)
-    if kind is None:
-        return Verdict(True)
-    return (
-        Verdict(False, True, message, shown) if kind != "assertion" else Verdict(False, False, "a wrong result", shown)
-    )
-
-
-def _shown_call(test: Test) -> str:
-    if not isinstance(test, Call):
-        return ""
-    return f"{test.name}({', '.join(json.dumps(each) for each in test.arguments)}) == {json.dumps(test.result)}"
+        return failed(f"printed {_quoted(outcome.stdout)}, which is wrong")
+    if place not in outcome.reports:
+        return failed(_ended(outcome), error=True)
+    kind, message = outcome.reports[place] or (None, "")
+    if isinstance(test, Statement):
+        if kind is None:
+            return Verdict(True)
+        return failed("a wrong result") if kind == "assertion" else failed(message, error=True)
+    if kind != "value":
+        return failed(message or "nothing came back", error=True)
+    try:
+        right = same(json.loads(message), test.result)
+    except (ValueError, RecursionError):  # numbers without end, brackets without end
+        return failed(f"{test.name} returned a value that can't be read", error=True)
+    return Verdict(True) if right else failed(f"{test.name} returned {_quoted(message)}, which is wrong")
 
 
 def same(one: Any, other: Any) -> bool:

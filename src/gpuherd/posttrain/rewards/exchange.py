@@ -1,5 +1,5 @@
-"""How the two programs talk that test an answer in the sandbox: ``exchange_answer`` runs it, ``exchange_tests`` the
-tests. Standard library alone; ``sandbox`` gives each of them this module with it.
+"""How the two programs talk that test an answer in the sandbox, and the one that runs the answer (``run_answer``);
+``exchange_tests`` runs the tests. Standard library alone; ``sandbox`` starts both with the text of this module.
 
 The tests request over a socket what the answer's functions return, and compare it out of reach of the answer's code:
 an answer sees neither the tests nor the expected results, and no value of its own decides that it is equal to
@@ -17,14 +17,16 @@ from __future__ import annotations
 import builtins
 import collections
 import contextlib
+import copy
 import functools
 import importlib
 import io
 import json
+import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 _SAFE_INTEGER = 1 << 53
@@ -34,7 +36,7 @@ _MADE_AGAIN: Mapping[str, str] = {
     "Decimal": "decimal",
     "Fraction": "fractions",
 }
-CONTAINERS: Mapping[str, type] = {
+_CONTAINERS: Mapping[str, type] = {
     each.__name__: each
     for each in (list, dict, set, bytearray, collections.deque, collections.Counter, collections.OrderedDict)
 } | {"defaultdict": collections.defaultdict}
@@ -45,7 +47,7 @@ _VIEWS: Mapping[str, Callable[[list[Any]], Any]] = {
 }
 _NONE: dict[Any, Any] = {}
 _VIEW_TYPES: Any = (type(_NONE.keys()), type(_NONE.values()), type(_NONE.items()))
-_CHANGEABLE = tuple(CONTAINERS.values())
+_CHANGEABLE = tuple(_CONTAINERS.values())
 
 # Operators of two operands, by their names in ``operator``.
 ARITHMETIC = (
@@ -54,6 +56,21 @@ ARITHMETIC = (
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 Node = Any  # what JSON can say
+
+
+class Objects:
+    """Objects by number. Those of a call that can change: first those that it was given, then those that come back."""
+
+    def __init__(self, given: Sequence[Any] = ()) -> None:
+        self.all = list(given)
+        self.numbers = {id(each): place for place, each in enumerate(self.all)}
+
+    def number(self, value: Any) -> int:
+        """The object's number, a new one where it has none."""
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.all)
+            self.all.append(value)  # and so its id is not given to another one
+        return self.numbers[id(value)]
 
 
 class Codec:
@@ -74,19 +91,11 @@ class Codec:
         original: Callable[[Any], int | None],
         by_reference: Callable[[Any], bool] = lambda _: False,
     ) -> None:
-        self.kept: list[Any] = []
+        self.kept = Objects()
         self.shared: frozenset[str] = frozenset()
         self.names: dict[str, Any] = {}
         self.by_reference, self._stand_in, self._original = by_reference, stand_in, original
-        self._numbers: dict[int, int] = {}
         self._exceptions: dict[int, type] = {}  # of the other side
-
-    def number(self, value: Any) -> int:
-        """The number by which the other side knows an object."""
-        if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self.kept)
-            self.kept.append(value)  # and so its id is not given to another one
-        return self._numbers[id(value)]
 
     def contents(self, value: Any, objects: Objects) -> Node:
         """The contents of a container, or the attributes of an object of a shared class; with its kind."""
@@ -104,10 +113,6 @@ class Codec:
         items = [self.encode(each, objects) for each in kind.__iter__(held)]
         return [kind.__name__, extra, sorted(items, key=json.dumps) if kind is set else items]
 
-    def is_kept(self, value: Any) -> bool:
-        """Whether the other side received a reference to this object."""
-        return id(value) in self._numbers
-
     def encode(self, value: Any, objects: Objects, *, plain: bool = False) -> Node:
         """A value as JSON; what can change goes to the objects of the message."""
         kind = type(value)
@@ -123,7 +128,7 @@ class Codec:
             return self._mine(value)
         if isinstance(value, int):
             value = int.__index__(value)
-            return value if -_SAFE_INTEGER < value < _SAFE_INTEGER else {"int": hex(value)}
+            return value if abs(value) < _SAFE_INTEGER else {"int": hex(value)}
         if isinstance(value, float):
             return float.__mul__(value, 1.0)
         if isinstance(value, str):
@@ -153,7 +158,7 @@ class Codec:
         if "object" in node:
             return objects[node["object"]]
         if "yours" in node:
-            return self.kept[node["yours"]]
+            return self.kept.all[node["yours"]]
         if "mine" in node:
             return self._stand_in(node)
         if "raises" in node:
@@ -161,7 +166,8 @@ class Codec:
         some = [self.decode(each, objects) for each in node.get("items") or node.get("of") or ()]
         match next(iter(node)):
             case "tuple":
-                return _named_tuple(*node["tuple"])(*some) if node["tuple"] else tuple(some)
+                named = node["tuple"]
+                return _named_tuple(named[0], tuple(named[1]))(*some) if named else tuple(some)
             case "frozenset":
                 return frozenset(some)
             case "int":
@@ -195,27 +201,25 @@ class Codec:
             return object.__new__(self.names[extra])
         if kind == "defaultdict":
             return collections.defaultdict(self.decode(extra, ()) if extra else None)
-        return collections.deque(maxlen=extra) if kind == "deque" else CONTAINERS[kind]()
+        return collections.deque(maxlen=extra) if kind == "deque" else _CONTAINERS[kind]()
 
     def fill(self, value: Any, contents: Node, objects: Sequence[Any]) -> None:
         """Makes an object hold these contents and nothing else."""
         kind, _, items = contents
         if kind == "bytearray":
             value[:] = bytes.fromhex(items)
-            return
-        if kind == "instance":
+        elif kind == "instance":
             for name, each in items:
                 if not name.startswith("__"):
                     object.__setattr__(value, name, self.decode(each, objects))
-            return
-        if issubclass(CONTAINERS[kind], dict):
+        elif issubclass(_CONTAINERS[kind], dict):
             pairs = [(self.decode(key, objects), self.decode(each, objects)) for key, each in items]
             dict.clear(value)
             dict.update(value, pairs)
-            return
-        some = [self.decode(each, objects) for each in items]
-        value.clear()
-        value.update(some) if kind == "set" else value.extend(some)
+        else:
+            some = [self.decode(each, objects) for each in items]
+            value.clear()
+            value.update(some) if kind == "set" else value.extend(some)
 
     def _is_shared(self, kind: type) -> bool:
         return kind.__name__ in self.shared and self.names.get(kind.__name__) is kind
@@ -231,9 +235,7 @@ class Codec:
         return {"tuple": named, "items": [self.encode(each, objects) for each in tuple.__iter__(value)]}
 
     def _class(self, value: type) -> Node:
-        if getattr(builtins, value.__name__, None) is value:
-            return {"class": value.__name__}
-        if self._is_shared(value):
+        if getattr(builtins, value.__name__, None) is value or self._is_shared(value):
             return {"class": value.__name__}
         return {"raises": self._line(value)} if issubclass(value, BaseException) else self._mine(value)
 
@@ -250,7 +252,7 @@ class Codec:
         for each in kind.__mro__:
             if each.__module__.partition(".")[0] in sys.stdlib_module_names:
                 return [*line, [each.__module__, each.__name__]]
-            line.append([each.__name__, self.number(each)])
+            line.append([each.__name__, self.kept.number(each)])
         return line
 
     def _exception(self, value: BaseException, objects: Objects) -> Node:
@@ -286,27 +288,9 @@ class Codec:
         return made
 
     def _mine(self, value: Any) -> Node:
-        what = "object"
-        if isinstance(value, types.GeneratorType):
-            what = "generator"
-        elif isinstance(value, types.CoroutineType):
-            what = "coroutine"
-        return {"mine": self.number(value), "what": what, "named": self.by_reference(value)}
-
-
-class Objects:
-    """The objects of a call that can change, by number: those that it was given, then those that come back."""
-
-    def __init__(self, given: Sequence[Any] = ()) -> None:
-        self.all = list(given)
-        self._numbers = {id(each): place for place, each in enumerate(self.all)}
-
-    def number(self, value: Any) -> int:
-        """The object's number in this call."""
-        if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self.all)
-            self.all.append(value)
-        return self._numbers[id(value)]
+        kinds = {types.GeneratorType: "generator", types.CoroutineType: "coroutine"}
+        what = kinds.get(type(value), "object")
+        return {"mine": self.kept.number(value), "what": what, "named": self.by_reference(value)}
 
 
 class SocketPeer:
@@ -321,7 +305,7 @@ class SocketPeer:
         objects = Objects()
         said = [self._codec.encode(each, objects) for each in values]
         capture = what == "call" and sys.stdout is not sys.__stdout__
-        self.send({"ask": what, "values": said, "objects": self._all(objects, 0), "print": capture, "plain": plain})
+        self.send({"ask": what, "values": said, "objects": self._all(objects), "print": capture, "plain": plain})
         while "ask" in (reply := self.receive()):
             self.reply(reply)
         if reply.get("printed"):
@@ -345,7 +329,7 @@ class SocketPeer:
         objects = Objects(given)
         try:
             node = self._codec.encode(found, objects, plain=plain)
-            changed = self._all(objects, 0, request["objects"])
+            changed = self._all(objects, request["objects"])
         except BaseException as problem:
             what, objects, changed = "raised", Objects(given), {}
             node = self._codec.encode(RuntimeError(f"{type(problem).__name__}: {problem}"), objects)
@@ -356,13 +340,11 @@ class SocketPeer:
         while True:
             self.reply(self.receive())
 
-    def _all(self, objects: Objects, first: int, before: Mapping[str, Node] = types.MappingProxyType({})) -> Node:
-        """The contents of the objects from ``first`` on that differ from ``before``; encoding may add objects."""
+    def _all(self, objects: Objects, before: Mapping[str, Node] = types.MappingProxyType({})) -> Node:
+        """The contents of the objects that differ from ``before``."""
         found: dict[str, Node] = {}
-        place = first
-        while place < len(objects.all):
-            found[str(place)] = self._codec.contents(objects.all[place], objects)
-            place += 1
+        for place, each in enumerate(objects.all):  # which grows by what encoding finds in them
+            found[str(place)] = self._codec.contents(each, objects)
         return {place: each for place, each in found.items() if before.get(place) != each}
 
     def _taken(self, message: dict[str, Any], known: list[Any]) -> Any:
@@ -408,12 +390,8 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 @functools.cache
-def _cached_named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     return collections.namedtuple(name, fields)
-
-
-def _named_tuple(name: str, fields: list[str]) -> Any:
-    return _cached_named_tuple(name, tuple(fields))
 
 
 def _builtin_class(name: str) -> type:
@@ -427,3 +405,75 @@ def _standard_module(name: str) -> types.ModuleType:
     if name.partition(".")[0] not in sys.stdlib_module_names:
         raise ValueError(f"{name} is no module of the standard library")
     return importlib.import_module(name)
+
+
+# ---- the program that runs an answer, and does with its objects what the tests request: ``python -c SOURCE SOCKET``
+
+_PLAIN = (int, float, str, complex, bytes, tuple, frozenset, *_CONTAINERS.values())
+_ON_OBJECTS: Mapping[str, Callable[..., Any]] = {
+    **{each: getattr(operator, each) for each in (*ARITHMETIC, *COMPARISONS, "neg", "pos", "invert", "index")},
+    **{each.__name__: each for each in (abs, bool, dir, float, complex, hash, int, iter, len, next, repr, reversed)},
+    **{each.__name__: each for each in (round, str, format, getattr, setattr, delattr, isinstance, issubclass)},
+    "divmod": divmod,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "contains": operator.contains,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "call": lambda function, arguments, named: function(*arguments, **named),
+    "send": lambda generator, value: generator.send(value),
+    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
+    "plain": lambda value: value if isinstance(value, _PLAIN) else NotImplemented,
+}
+
+
+class _Passed:
+    """A function or an iterator of the tests, in the answer's process."""
+
+    def __init__(self, channel: SocketPeer, number: int) -> None:
+        self._channel, self.number = channel, number
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._channel.ask("call", self, arguments, named)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._channel.ask("next", self)
+
+
+def run_answer(socket: int) -> NoReturn:
+    """Runs the code of an answer, and serves the requests of the tests."""
+    module = types.ModuleType("answer")
+    names = module.__dict__
+    sys.modules["answer"], sys.argv = module, ["answer.py"]
+    subjects: tuple[type, ...] = ()
+
+    def load(before: str, code: str, shared: Sequence[str], named: Sequence[str]) -> None:
+        nonlocal subjects
+        codec.names = names
+        for source, name in ((before, "<before>"), (code, "<answer>")):
+            exec(compile(source, name, "exec", 0, True), names)  # noqa: S102 - what the sandbox is for
+        codec.shared = frozenset(shared)
+        subjects = tuple(each for name in named if isinstance(each := names.get(name), type))
+
+    def perform(what: str, *values: Any) -> Any:
+        if what == "load":
+            return load(*values)
+        if what == "name":
+            return (True, names[values[0]]) if values[0] in names else (False, None)
+        return _ON_OBJECTS[what](*values)
+
+    codec = Codec(
+        lambda node: _Passed(channel, node["mine"]),
+        lambda value: value.number if type(value) is _Passed else None,
+        lambda value: isinstance(value, subjects),
+    )
+    channel = SocketPeer(socket, codec, perform)
+    channel.send({"hello": True})
+    try:
+        channel.serve()
+    finally:
+        os._exit(0)

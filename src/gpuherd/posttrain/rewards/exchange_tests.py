@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from gpuherd.posttrain.rewards.exchange import ARITHMETIC, Codec, SocketPeer
+from gpuherd.posttrain.rewards.exchange import ARITHMETIC, COMPARISONS, Codec, SocketPeer
 
 _LONGEST = 500  # characters of a message
 _LONGEST_VALUE = 1 << 16
@@ -37,34 +37,14 @@ class Remote:
             return lambda _: _do(self, "deepcopy")
         return _do(self, "getattr", name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        _do(self, "setattr", name, value)
-
-    def __delattr__(self, name: str) -> None:
-        _do(self, "delattr", name)
-
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return _do(self, "call", arguments, named)
-
-    def __iter__(self) -> Any:
-        return _do(self, "iter")
-
-    def __next__(self) -> Any:
-        return _do(self, "next")
-
-    def __getitem__(self, key: Any) -> Any:
-        return _do(self, "getitem", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        _do(self, "setitem", key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        _do(self, "delitem", key)
 
     def __contains__(self, value: Any) -> bool:
         if _is_remote(value) or _slot(self, "_named"):
             return bool(_do(self, "contains", value))
-        return any(each is value or each == value for each in self)
+        own: Any = self
+        return any(each is value or each == value for each in own)
 
     def __instancecheck__(self, value: Any) -> bool:
         return bool(_do(self, "isinstance_of", value))
@@ -81,12 +61,6 @@ class Remote:
     def __format__(self, spec: str) -> str:
         return str(_do(self, "format", spec))
 
-    def __copy__(self) -> Any:
-        return _do(self, "copy")
-
-    def __dir__(self) -> Any:
-        return _do(self, "dir")
-
 
 def _slot(remote: Any, name: str) -> Any:
     return object.__getattribute__(remote, name)
@@ -101,6 +75,15 @@ def _do(remote: Any, what: str, *values: Any) -> Any:
     if what in ("isinstance_of", "issubclass_of"):
         return exchange.ask(what.removesuffix("_of"), values[0], remote)
     return exchange.ask(what, remote, *values)
+
+
+def _passed_on(what: str) -> Callable[..., Any]:
+    """What is done with the object is done there."""
+
+    def pass_on(self: Any, *values: Any) -> Any:
+        return _do(self, what, *values)
+
+    return pass_on
 
 
 def _converted(what: str) -> Callable[..., Any]:
@@ -152,14 +135,17 @@ def _compared(what: str) -> Callable[[Any, Any], Any]:
     return compare
 
 
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+for _name in ("setattr", "delattr", "iter", "next", "getitem", "setitem", "delitem", "copy", "dir"):
+    setattr(Remote, f"__{_name}__", _passed_on(_name))
+for _name in COMPARISONS:
     setattr(Remote, f"__{_name}__", _compared(_name))
 for _name in ARITHMETIC:
     setattr(Remote, f"__{_name.rstrip('_')}__", _combined(_name))
     setattr(Remote, f"__r{_name.rstrip('_')}__", _combined(_name, reflected=True))
-for _name in ("neg", "pos", "invert", "index", "abs", "bool", "float", "complex", "int", "len", "round", "reversed"):
-    setattr(Remote, f"__{_name}__", _converted(_name))
-for _name in ("str", "repr", "hash"):
+for _name in (
+    *("neg", "pos", "invert", "index", "abs", "bool", "float", "complex", "int", "len", "round", "reversed"),
+    *("str", "repr", "hash"),
+):
     setattr(Remote, f"__{_name}__", _converted(_name))
 
 
@@ -186,10 +172,10 @@ class Tests:
 
     def _perform(self, what: str, *values: Any) -> Any:
         """Serves the answer: calls of functions that the tests passed to it, and the next items of their iterators."""
-        if what == "call" and self.codec.is_kept(values[0]):  # never a class that it only knows the name of
-            return values[0](*values[1], **values[2])
-        if what == "next" and self.codec.is_kept(values[0]):
-            return next(values[0])
+        if (
+            what in ("call", "next") and id(values[0]) in self.codec.kept.numbers
+        ):  # no class that it knows by name alone
+            return next(values[0]) if what == "next" else values[0](*values[1], **values[2])
         raise PermissionError(f"{what} of something of the tests")
 
     def _remote(self, node: dict[str, Any]) -> Any:
@@ -234,17 +220,15 @@ class Names(dict[str, Any]):
         """Names that the tests use and neither they nor the language have."""
         return frozenset(each for each in self.used if each not in self and not hasattr(builtins, each))
 
-    def _built_in_functions(self) -> list[str]:
-        found = [(each, getattr(builtins, each, None)) for each in self.used]
-        return [name for name, each in found if callable(each) and not isinstance(each, type)]
-
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name) and (self.open_names() or self._built_in_functions() != [name]):
+        found = [(each, getattr(builtins, each, None)) for each in self.used]
+        functions = [each for each, value in found if callable(value) and not isinstance(value, type)]
+        if hasattr(builtins, name) and (self.open_names() or functions != [name]):
             raise KeyError(name)
         if name in self._modules and name in sys.stdlib_module_names:
             return importlib.import_module(name)
-        found, value = self._exchange.ask("name", name)
-        if not found:
+        there, value = self._exchange.ask("name", name)
+        if not there:
             raise KeyError(name)
         return value
 
@@ -353,8 +337,3 @@ def _read(count: int) -> bytes:
     while len(found) < count and (chunk := os.read(0, count - len(found))):
         found += chunk
     return found
-
-
-def main(words: Sequence[str]) -> None:
-    """The program."""
-    run_tests(int(words[0]), int(words[1]))

@@ -25,17 +25,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.gpus.visible import environment, without
 from gpuherd.posttrain.rewards import function_process
+from gpuherd.posttrain.rewards.answers import BadReward
 from gpuherd.posttrain.rewards.function_process import RESERVED, RIGHT, digest
-from gpuherd.posttrain.rewards.guarded import BadReward
 from gpuherd.posttrain.types import Problem, Reward, Split, Task
 
 logger = logging.getLogger(__name__)
@@ -166,7 +165,7 @@ def _with_columns(problem: Problem, names: Mapping[str, None]) -> Problem:
 # ---- the process, from outside ----------------------------------------------------------------------------
 
 
-class FunctionRewards:
+class FunctionRewards(AbstractContextManager["FunctionRewards"]):
     """Scores completions by a function of the user's. A context manager that ends its process.
 
     Attributes:
@@ -194,12 +193,7 @@ class FunctionRewards:
         self._process: _Process | None = None
         self._steady = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.close()
 
     def check(self, problems: Sequence[Problem] = ()) -> str:
@@ -208,14 +202,13 @@ class FunctionRewards:
         Returns the SHA-256 of the files that define it. Raises UsageError: its module can't be imported, it is not
         there, no function, or needs an argument that the problems don't have.
         """
-        self._loaded()
-        assert self._process is not None and self.sha256 is not None  # noqa: S101 - loading has set both
+        process = self._loaded()
         if problems:
             columns = list(dict.fromkeys(name for each in problems for name in _columns_of(each)))
-            found = self._process.ask({"columns": columns}, _STARTING_S)
+            found = process.ask({"columns": columns}, _STARTING_S)
             if "problem" in found:
                 raise UsageError(f"reward {self.name}: {found['problem']}")
-        return self.sha256
+        return str(self.sha256)
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """The function's reward of each completion, in order.
@@ -261,11 +254,12 @@ class FunctionRewards:
         compares = not self._steady and len(completions) > 1
         self._steady = self._steady or compares
         try:
-            return self._asked({"batch": request, "alone": compares, "quiet": quiet}, self._timeout)
+            return self._reply_to({"batch": request, "alone": compares, "quiet": quiet}, self._timeout)
         except TimeoutError:
+            count = "1 completion" if len(completions) == 1 else f"{len(completions)} completions"
             raise BadReward(
-                f"{self._where(problems, None)}: it took longer than reward_timeout={self._timeout:g} s for "
-                f"{_count(completions)}; {RIGHT} in that time"
+                f"{self._where(problems, None)}: it took longer than reward_timeout={self._timeout:g} s for {count}; "
+                f"{RIGHT} in that time"
             ) from None
         except EOFError as death:
             raise BadReward(f"{self._where(problems, None)}: its process {death}; {RIGHT}") from None
@@ -285,26 +279,26 @@ class FunctionRewards:
                     return place, alone
         return None, found
 
-    def _asked(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _reply_to(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """A reply of the process, which is started where there is none. Raises TimeoutError, EOFError (how it ended),
         UsageError where the function can't be loaded. After whatever is raised the process has ended."""
-        self._loaded()
-        assert self._process is not None  # noqa: S101 - loading has started it
+        process = self._loaded()
         try:
-            return self._process.ask(request, seconds)
+            return process.ask(request, seconds)
         except BaseException:
             self.close()
             raise
 
-    def _loaded(self) -> None:
+    def _loaded(self) -> _Process:
+        """The process that has loaded the function; started where there is none. Raises UsageError."""
         if self._process is not None and self._process.has_ended:
             logger.warning("reward %s: its process %s between two batches; started again", self.name, self._process.end)
             self.close()
         if self._process is not None:
-            return
-        self._process = _Process()
+            return self._process
+        process = self._process = _Process()
         try:
-            found = self._process.ask({"load": [str(self.name.absolute.place), self.name.function]}, _STARTING_S)
+            found = process.ask({"load": [str(self.name.absolute.place), self.name.function]}, _STARTING_S)
         except TimeoutError:
             found = {"problem": f"importing it took longer than {_STARTING_S:g} s"}
         except EOFError as death:
@@ -321,16 +315,13 @@ class FunctionRewards:
                 f"reward {self.name} has changed since this run began; put the old one back, or begin another run"
             )
         self.sha256 = found["sha256"]
+        return process
 
     def _where(self, problems: Sequence[Problem], place: int | None) -> str:
         which = printable(problems[place or 0].id)
         others = len(problems) - 1 if place is None else 0
         batch = f" (or one of {others} more in its batch)" if others else ""
         return f"reward {self.name}, problem {which}{batch}"
-
-
-def _count(completions: Sequence[str]) -> str:
-    return "1 completion" if len(completions) == 1 else f"{len(completions)} completions"
 
 
 class _Process:

@@ -183,7 +183,7 @@ def _read(returned: Any, count: int) -> dict[str, Any]:
     if not isinstance(returned, list | tuple) and callable(getattr(returned, "tolist", None)):  # an array, a tensor
         returned = returned.tolist()
     if not isinstance(returned, list | tuple):
-        return {"problem": f"it returned {_shown(returned)}", "place": None}
+        return {"problem": f"it returned {_short(returned)}", "place": None}
     if len(returned) != count:
         wanted = "1 completion" if count == 1 else f"{count} completions"
         return {"problem": f"it returned {len(returned)} rewards of {wanted}", "place": None}
@@ -194,12 +194,12 @@ def _read(returned: Any, count: int) -> dict[str, Any]:
         except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value):
-            return {"problem": f"it returned {_shown(each)} as a reward", "place": place}
+            return {"problem": f"it returned {_short(each)} as a reward", "place": place}
         rewards.append(value)
     return {"rewards": rewards}
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     """A value of the function's for a message: itself where it is plain, else its type."""
     if value is None or isinstance(value, bool | int | float | str):
         text = repr(value)

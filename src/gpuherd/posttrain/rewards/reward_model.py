@@ -9,21 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError, naming_extras
-from gpuherd.lm.forward import release
+from gpuherd.lm.forward import halving, plan_batches
 from gpuherd.lm.tokens import MARKER, turn_end
 from gpuherd.models.checkpoints.hub import locate
 from gpuherd.models.load.pretrained import check_code, config_of, runs_own_code
 from gpuherd.models.names import parse_model, quoted
 from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.prompts.conversation import control_texts, defused, templated, token_ids
-from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -46,35 +45,6 @@ class Form(StrEnum):
     TURN = "turn"  # the same of conversations: the prompt by the template, the end of a turn behind the completion
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The number of rows per batch: ``most`` at first, halved where they did not fit, grown back later. Pure.
-
-    >>> few = Rows(8, 8).failed()
-    >>> few.now, few.failed().now
-    (4, 2)
-    >>> for _ in range(GROWS_AFTER): few = few.fitted()
-    >>> few.now
-    8
-    """
-
-    most: int
-    now: int
-    in_a_row: int = 0
-
-    def failed(self) -> Rows:
-        """After memory ran out."""
-        return replace(self, now=max(1, self.now // 2), in_a_row=0)
-
-    def fitted(self) -> Rows:
-        """After a batch that fitted."""
-        if self.now == self.most:
-            return self
-        if self.in_a_row + 1 < GROWS_AFTER:
-            return replace(self, in_a_row=self.in_a_row + 1)
-        return replace(self, now=min(self.most, self.now * 2), in_a_row=0)
-
-
 class RewardModel:
     """A reward model in memory.
 
@@ -82,7 +52,7 @@ class RewardModel:
         name: as the user named it.
         tokenizer, module: transformers'.
         form: how it reads texts.
-        rows: how many rows are read at once by now.
+        rows: the most rows that are read at once by now.
         cut: texts so far that were longer than the model's places, and lost their beginning.
     """
 
@@ -117,7 +87,7 @@ class RewardModel:
             import transformers
         self.name = model
         self.device = device
-        self.rows = Rows(batch_size, batch_size)
+        self.rows = self._most_rows = batch_size
         self.cut = 0
         folder = locate(parse_model(model), for_loading=True, with_code=trust_remote_code)
         raw = _json(folder / "config.json")
@@ -162,7 +132,7 @@ class RewardModel:
 
     def scores_of_ids(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """The same of token ids of its own tokenizer, prompt and completion in one row, end token included."""
-        cut = [{"input_ids": list(self._cut(row))} for row in rows]
+        cut = [{"input_ids": self._cut(row)} for row in rows]
         return self._read(cut, lambda row: f"row {row + 1} of {len(rows)} ({len(rows[row])} tokens)")
 
     def inputs(self, prompt: str, completion: str) -> dict[str, list[int]]:
@@ -171,22 +141,23 @@ class RewardModel:
         # What a policy writes can't end its answer, or begin another's turn, before the judge.
         completion = defused(completion, self._controls)
         if self.form is Form.TURN or (self.form is Form.CHAT and self._is_templated(prompt)):
-            return {"input_ids": list(self._cut([*self._prompt_ids(prompt), *self._ended(completion, self._turn_end)]))}
+            return {"input_ids": self._cut([*self._prompt_ids(prompt), *self._ended(completion, self._turn_end)])}
         prompt = defused(prompt, self._controls)
         if self.form is Form.ENDED:
             ids = [*tokenizer(prompt)["input_ids"], *self._ended(completion, tokenizer.eos_token_id)]
-            return {"input_ids": list(self._cut(ids))}
+            return {"input_ids": self._cut(ids)}
         if self.form is Form.PAIR:
             made = tokenizer(prompt, completion)
-            if self._too_long(made):
+            if self._too_long(made["input_ids"]):
                 made = tokenizer(prompt, completion, truncation="longest_first", max_length=self.most_tokens)
         else:
             text = prompt + completion
             own = {"add_special_tokens": True}
             if self.form is Form.CHAT:
-                text, own = self._conversation(prompt, completion), {"add_special_tokens": False}
+                turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+                text, own = self._rendered(turns), {"add_special_tokens": False}
             made = tokenizer(text, **own)
-            if self._too_long(made):
+            if self._too_long(made["input_ids"]):
                 made = tokenizer(text, **own, truncation=True, max_length=self.most_tokens)
         return {name: list(made[name]) for name in ("input_ids", "token_type_ids") if name in made}
 
@@ -206,9 +177,6 @@ class RewardModel:
             prompt = self._rendered(said, ask=True)
         return token_ids(self.tokenizer, prompt, conversation=True)
 
-    def _conversation(self, prompt: str, completion: str) -> str:
-        return self._rendered([{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}])
-
     def _rendered(self, turns: list[dict[str, str]], *, ask: bool = False) -> str:
         try:
             if ask:
@@ -220,47 +188,39 @@ class RewardModel:
                 f"{type(problem).__name__}: {problem}; choose another form (pair, joined)"
             ) from None
 
-    def _too_long(self, made: Any) -> bool:
-        if self.most_tokens is None or len(made["input_ids"]) <= self.most_tokens:
-            return False
-        self._count_cut()
-        return True
-
-    def _cut(self, ids: Sequence[int]) -> Sequence[int]:
+    def _too_long(self, ids: Sequence[int]) -> bool:
+        """True, and counted, for a row that loses its beginning."""
         if self.most_tokens is None or len(ids) <= self.most_tokens:
-            return ids
-        self._count_cut()
-        return ids[-self.most_tokens :]
-
-    def _count_cut(self) -> None:
+            return False
         if not self.cut:
             logger.warning("%s: texts of more than %s tokens lose their beginning", quoted(self.name), self.most_tokens)
         self.cut += 1
+        return True
 
-    def _read(self, inputs: Sequence[dict[str, list[int]]], named: Any) -> list[float]:
+    def _cut(self, ids: Sequence[int]) -> list[int]:
+        return list(ids[-(self.most_tokens or 0) :] if self._too_long(ids) else ids)
+
+    def _read(self, inputs: Sequence[dict[str, list[int]]], named: Callable[[int], str]) -> list[float]:
         """The scores of rows, longest first, as many at once as fit."""
-        order = sorted(range(len(inputs)), key=lambda row: (-len(inputs[row]["input_ids"]), row))
-        found: dict[int, float] = {}
-        place = 0
-        while place < len(order):
-            batch = order[place : place + self.rows.now]
-            try:
-                scores = self._pass([inputs[row] for row in batch])
-            except (RuntimeError, MemoryError) as problem:
-                if len(batch) == 1 or not is_out_of_memory(problem):
-                    raise
-                scores = None
-            if scores is None:  # outside the handler: a traceback keeps the failed batch's tensors alive
-                self.rows = replace(self.rows, now=len(batch)).failed()
-                release()
-                logger.warning("%s: out of memory with %d rows; %d now", quoted(self.name), len(batch), self.rows.now)
-                continue
+        fitted = 0
+
+        def scored(batch: Sequence[int]) -> list[float]:
+            nonlocal fitted
+            scores = self._pass([inputs[row] for row in batch])
+            fitted += 1
             for row, score in zip(batch, scores, strict=True):
                 if not math.isfinite(score):
                     raise BadModel(f"{quoted(self.name)}: the reward of {named(row)} is {score}, no finite number")
-                found[row] = score
-            place += len(batch)
-            self.rows = self.rows.fitted()
+            return scores
+
+        def smaller(batch: Sequence[int], rows: int) -> None:
+            nonlocal fitted
+            self.rows, fitted = rows, 0
+            logger.warning("%s: out of memory with %d rows; %d now", quoted(self.name), len(batch), rows)
+
+        lengths = [len(each["input_ids"]) for each in inputs]
+        found = halving(plan_batches(lengths, rows=self.rows), scored, smaller)
+        self.rows = min(self._most_rows, self.rows << fitted // GROWS_AFTER)
         return [found[row] for row in range(len(inputs))]
 
     def _pass(self, rows: Sequence[dict[str, list[int]]]) -> list[float]:
@@ -268,18 +228,14 @@ class RewardModel:
 
         longest = max(1, *(len(row["input_ids"]) for row in rows))
 
-        def filled(name: str, filling: int) -> torch.Tensor:
+        def filled(values: Iterable[Sequence[int]], filling: int) -> torch.Tensor:
             # On the right: absolute positions count from the left.
-            return torch.tensor(
-                [[*row[name], *[filling] * (longest - len(row[name]))] for row in rows], device=self.device
-            )
+            return torch.tensor([[*each, *[filling] * (longest - len(each))] for each in values], device=self.device)
 
-        given = {"input_ids": filled("input_ids", self.padding)}
-        given["attention_mask"] = torch.tensor(
-            [[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in rows], device=self.device
-        )
-        if "token_type_ids" in rows[0]:
-            given["token_type_ids"] = filled("token_type_ids", 0)
+        given = {
+            name: filled((row[name] for row in rows), self.padding if name == "input_ids" else 0) for name in rows[0]
+        }
+        given["attention_mask"] = filled(([1] * len(row["input_ids"]) for row in rows), 0)
         with torch.inference_mode():
             logits = self.module(**given).logits
         scores: list[float] = logits[:, self.output].float().tolist()
@@ -304,29 +260,20 @@ class ModelRewards:
     ):
         """Loads nothing yet; the arguments are those of ``RewardModel``."""
         self.model = model
-        self._device, self._dtype, self._label, self._form, self._batch_size = device, dtype, label, form, batch_size
+        self._load = partial(RewardModel, model, device, dtype, label=label, form=form, batch_size=batch_size)
         self._loaded: RewardModel | None = None
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """The model's score of each completion to its prompt. Raises what loading raises, and BadModel for a score that
         is not finite."""
         if self._loaded is None:
-            self._loaded = RewardModel(
-                self.model, self._device, self._dtype, label=self._label, form=self._form, batch_size=self._batch_size
-            )
+            self._loaded = self._load()
         scores = self._loaded.scores([each.prompt for each in problems], completions)
         return [Reward(score) for score in scores]
 
     def close(self) -> None:
         """Lets the model go."""
         self._loaded = None
-
-
-def write_form(folder: Path, form: Form) -> None:
-    """Writes the form next to a reward model's weights. Raises OSError."""
-    from gpuherd.atomic import atomic_write
-
-    atomic_write(folder / FORM_FILE, json.dumps({"form": form.value}).encode() + b"\n")
 
 
 def _form(folder: Path, tokenizer: Any, config: Any) -> Form:

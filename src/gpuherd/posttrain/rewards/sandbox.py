@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO
 
@@ -43,8 +43,8 @@ _MOST_PROCESSES = 8
 _STARTING_SECONDS = 30.0  # a busy machine's, before the code itself runs; not counted among its own
 _CHUNK = 1 << 16
 _HARNESS = Path(__file__).with_name("harness.py")
-_EXCHANGE, _ANSWER, _TESTS = (Path(__file__).with_name(f"exchange{each}.py") for each in ("", "_answer", "_tests"))
-_SHARED = f"{__name__.rpartition('.')[0]}.exchange"  # by which name the other two import it
+_EXCHANGE, _TESTS = (Path(__file__).with_name(f"exchange{each}.py") for each in ("", "_tests"))
+_SHARED = f"{__name__.rpartition('.')[0]}.exchange"  # by which name the tests' program imports it
 _CONFINE = Path(__file__).with_name("confine.py")
 # By what a run was ended, in words.
 LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed from outside"}
@@ -61,11 +61,11 @@ class Limits:
     Attributes:
         seconds: on the clock; CPU time has the same limit, rounded up.
         memory: bytes of address space, of all its processes together.
-        disk: bytes in its folder, which lies in memory besides.
+        disk: bytes in its folder, which is in memory too.
         open_files: at once in a process.
         output: bytes of both outputs together; more ends the run.
-        children: processes that it may have besides the first one; threads are limited by memory, with namespaces
-            also to 64.
+        children: processes that it may have in addition to the first one; threads are limited by memory, with
+            namespaces also to 64.
     """
 
     seconds: float = 5.0
@@ -279,9 +279,8 @@ def _watched(
             elif time.monotonic() >= deadline:
                 limit = "time"
     status_report = _line(read[status_from])
-    if (
-        not started and not status_report and read[stderr].startswith(b"bwrap: ")
-    ):  # before the code ran, which could say so too
+    # Before the code ran, which could say so too.
+    if not started and not status_report and read[stderr].startswith(b"bwrap: "):
         raise GpuherdError(bytes(read[stderr]).decode(errors="replace").strip())
     if isinstance(status_report.get("problem"), str):
         raise GpuherdError(f"the sandbox could not be set up: {status_report['problem']}")
@@ -332,7 +331,7 @@ def _spec(work: Work, limits: Limits, mode: Mode, status_to: int, reports_to: in
         "OMP_NUM_THREADS": "1",
     }
     python = [interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c"]
-    harness = [*python, _tested_by(_TESTS) if work.tested else _HARNESS.read_text(encoding="utf-8")]
+    harness = [*python, _tests_program() if work.tested else _HARNESS.read_text(encoding="utf-8")]
     return {
         "mode": mode.value,
         "parent": os.getpid(),
@@ -344,36 +343,38 @@ def _spec(work: Work, limits: Limits, mode: Mode, status_to: int, reports_to: in
         "filter": "" if program is None else program.hex(),
         # A socket's number is put behind where there are two that talk to each other.
         "program": [*harness, str(reports_to)],
-        "answer": [*python, _tested_by(_ANSWER)] if work.tested else None,
+        "answer": [*python, _answer_program()] if work.tested else None,
         "environment": environment,
     }
 
 
 @functools.cache
-def _tested_by(own: Path) -> str:
-    """The source of one of the two programs of ``exchange``, with what they share: that is a module while the other is
-    read, and none that an answer could import."""
-    shared, source = (each.read_text(encoding="utf-8") for each in (_EXCHANGE, own))
+def _answer_program() -> str:
+    """The source of the program that runs an answer for its tests."""
+    source = _EXCHANGE.read_text(encoding="utf-8")
     return (
-        f"import sys, types\nnames, shared = {{'__name__': {own.stem!r}}}, types.ModuleType({_SHARED!r})\n"
+        f"import sys\nnames = {{'__name__': 'exchange'}}\nexec(compile({source!r}, 'exchange', 'exec'), names)\n"
+        "names['run_answer'](int(sys.argv[1]))\n"
+    )
+
+
+@functools.cache
+def _tests_program() -> str:
+    """The source of the program that runs the tests. ``exchange`` is a module while it is read, and none that a test
+    could import."""
+    shared, source = (each.read_text(encoding="utf-8") for each in (_EXCHANGE, _TESTS))
+    return (
+        f"import sys, types\nnames, shared = {{'__name__': 'exchange_tests'}}, types.ModuleType({_SHARED!r})\n"
         f"sys.modules[{_SHARED!r}] = shared\nexec(compile({shared!r}, 'exchange', 'exec'), shared.__dict__)\n"
-        f"exec(compile({source!r}, {own.stem!r}, 'exec'), names)\n"
-        f"del sys.modules[{_SHARED!r}], shared\nnames['main'](sys.argv[1:])\n"
+        f"exec(compile({source!r}, 'exchange_tests', 'exec'), names)\n"
+        f"del sys.modules[{_SHARED!r}], shared\nnames['run_tests'](*map(int, sys.argv[1:]))\n"
     )
 
 
 def _given(work: Work, nonce: str) -> bytes:
     """The harness's standard input: a length in 8 hex digits, JSON of that length, and the code's own input."""
-    told = {
-        "nonce": nonce,
-        "before": work.before,
-        "code": work.code,
-        "tests": work.tests,
-        "calls": work.calls,
-        "given": work.given,
-        "entry": work.entry,
-    }
-    said = json.dumps(told).encode()
+    told = {each.name: getattr(work, each.name) for each in fields(work) if each.name != "input"}
+    said = json.dumps({"nonce": nonce, **told}).encode()
     return f"{len(said):08x}".encode() + said + work.input.encode(errors="replace")
 
 

@@ -21,7 +21,7 @@ from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
 from gpuherd.lm.forward import plan_batches
 from gpuherd.posttrain.data.chat import ChatTokenizer
 from gpuherd.posttrain.envs.episodes import Turns
-from gpuherd.posttrain.rewards.guarded import BadReward, rewards_of
+from gpuherd.posttrain.rewards.answers import BadReward, rewards_of
 from gpuherd.posttrain.rollout.loading import kept
 from gpuherd.posttrain.types import (
     BackendName,

@@ -170,7 +170,7 @@ class EvaluationSettings:
     """``evaluation``: of every round.
 
     Attributes:
-        etas: at which guided policies are evaluated besides their own.
+        etas: at which guided policies are evaluated in addition to their own.
         datasets_by_train: what policies trained on a data set are evaluated on; where it says nothing, on the same.
         num_samples, max_examples: completions a problem; problems of the split, 0: all.
         split, greedy, pass_at, majority_at, tie, kl, kl_samples, resamples, confidence: as in ``EvaluationOptions``.

@@ -111,7 +111,7 @@ class RoundsExperiment:
         found = unfinished(settings) if going_on is None else going_on
         self.goes_on = found is not None
         self.folder = future_folder(settings, self.now) if found is None else found
-        self.prepared: Prepared | None = None
+        self.prepared: Prepared  # by run()
         self.plan: list[PlannedStep] = []
         self.outcome: RoundsOutcome | None = None
         self._feasibility: feasibility.Feasibility | None = None
@@ -128,8 +128,7 @@ class RoundsExperiment:
             return self._complete()
         recorded = read_record(self.folder).made.get("inputs", {}) if self.goes_on else None
         self.prepared = prepare(self.settings, recorded)
-        for line in notices(self.settings, self.prepared):
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._print(*notices(self.settings, self.prepared))
         record = self._record()
         self.plan = self._plan([step for step in record.steps() if self.only is None or self.only(step)])
         if self.options.dry_run:
@@ -192,7 +191,6 @@ class RoundsExperiment:
 
         Raises UsageError where another number of shards would change what is collected.
         """
-        assert self.prepared is not None  # noqa: S101 - run() has made it
         places = resources_for(self.options).places(1, self.options)
         combinations = combinations_of(self.settings, self.prepared, places)
         if self.goes_on:
@@ -240,7 +238,6 @@ class RoundsExperiment:
             begin(self.folder, record, anew=True)
 
     def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
-        assert self.prepared is not None  # noqa: S101 - as above
         cards = resources_for(self.options).gpu_specs
         memory = Memory(self.settings, cards, self.prepared)
         priority = priority_named(self.settings.job_priority)
@@ -250,12 +247,11 @@ class RoundsExperiment:
         """The jobs, and what is written when they have ended."""
         began = clock.wall()
         logger.info("experiment %s in %s: %d jobs", self.settings.experiment.name, self.folder.root, len(self.plan))
-        assert self.prepared is not None  # noqa: S101 - as above
         for line in notices(self.settings, self.prepared):
             logger.info("%s", line)
         if self.simulate:
             logger.info("the GPUs are simulated, and so are the figures of their memory and utilization")
-        self.console.print(f"run: {self.folder.root}", markup=False, highlight=False, soft_wrap=True)
+        self._print(f"run: {self.folder.root}")
         jobs = make_jobs(
             self.plan,
             self.folder,
@@ -280,8 +276,7 @@ class RoundsExperiment:
                 display=watcher,
                 enqueue_only=self.options.enqueue_only,
             )
-        memory = watcher.write()
-        self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
+        self._print(*watcher.write())
         logger.info(
             "jobs: %d done, %d failed, %d waiting, %d cancelled",
             *(outcome.done, outcome.failed, outcome.waiting, outcome.cancelled),
@@ -299,8 +294,7 @@ class RoundsExperiment:
         return machine(processes=False).gpus if self.options.engine == LOCAL else ()
 
     def _complete(self) -> RoundsOutcome:
-        said = f"run {self.folder.root} is complete; nothing is left to do"
-        self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        self._print(f"run {self.folder.root} is complete; nothing is left to do")
         self._print_results()
         self.outcome = RoundsOutcome(None, complete=True)
         return self.outcome
@@ -325,17 +319,14 @@ class RoundsExperiment:
     # --- output -------------------------------------------------------------------------------------------------
 
     def _print_plan(self) -> None:
-        assert self.prepared is not None  # noqa: S101 - as above
         done = self._done()
         title = headline(self.settings, self.prepared, self.plan, done)
         print_tree(self.console, plan_tree(title, self.plan, done, self.prepared))
         self._feasibility = feasibility.of_like(
             [each.asked.gpus for each in self.plan if each.step.name not in done], self.options, self.folder
         )
-        for line in self._feasibility.lines:
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         goes = f"would go on in {self.folder.root}" if self.goes_on else f"would go to {self.folder.root}"
-        self.console.print(f"nothing was started; it {goes}", markup=False, highlight=False, soft_wrap=True)
+        self._print(*self._feasibility.lines, f"nothing was started; it {goes}")
 
     def _print_end(self) -> None:
         assert self.outcome is not None and self.outcome.jobs is not None  # noqa: S101 - as above
@@ -343,11 +334,13 @@ class RoundsExperiment:
         lines = end_lines(self.outcome.jobs, self.folder.root)
         if self.only is None:
             lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
-        for line in lines:
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._print(*lines)
 
     def _print_results(self) -> None:
-        for line in result_lines(self._gathered(), window(self.console)):
+        self._print(*result_lines(self._gathered(), window(self.console)))
+
+    def _print(self, *lines: str) -> None:
+        for line in lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

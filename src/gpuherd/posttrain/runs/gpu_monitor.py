@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.gpus.state import Gpu
@@ -19,35 +18,11 @@ from gpuherd.posttrain.engine.curves import GpuMemory, memory_summary
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 
 
-@dataclass(frozen=True, slots=True)
-class Utilisation:
-    """Of a GPU while jobs of one phase ran on it: how often the driver said something, and the mean of what it said, in
-    percent; None where it said nothing."""
-
-    label: str
-    phase: str
-    looks: int
-    percent: float | None
-
-
-def utilisation_lines(found: Sequence[Utilisation]) -> list[str]:
-    """A line a GPU and phase.
-
-    >>> utilisation_lines([Utilisation("0", "train", 12, 87.5), Utilisation("1", "train", 0, None)])
-    ['GPU utilization: GPU 0, train: mean 88 % of 12 looks', 'GPU utilization: GPU 1, train: N/A']
-    """
-    return [
-        f"GPU utilization: GPU {each.label}, {each.phase}: "
-        + ("N/A" if each.percent is None else f"mean {each.percent:.0f} % of {each.looks} looks")
-        for each in found
-    ]
-
-
 class Looks:
-    """Utilisations as they are read, added up by GPU and phase."""
+    """What the driver said of GPUs while jobs ran on them, by GPU and phase of the job."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, str], tuple[int, int]] = {}
+        self._seen: dict[tuple[str, str], list[int]] = {}
 
     def add(self, phases: Mapping[str, str], percents: Mapping[str, int | None]) -> None:
         """One look.
@@ -57,15 +32,21 @@ class Looks:
             percents: what the driver says of each GPU, by label.
         """
         for label, phase in phases.items():
-            looks, total = self._sums.get((label, phase), (0, 0))
-            percent = percents.get(label)
-            self._sums[label, phase] = (looks, total) if percent is None else (looks + 1, total + percent)
+            seen, percent = self._seen.setdefault((label, phase), []), percents.get(label)
+            seen += [] if percent is None else [percent]
 
-    def found(self) -> list[Utilisation]:
-        """All of it, in the order of labels and phases."""
+    def lines(self) -> list[str]:
+        """A line a GPU and phase, in this order.
+
+        >>> looks = Looks()
+        >>> looks.add({"0": "train", "1": "train"}, {"0": 87, "1": None})
+        >>> looks.lines()
+        ['GPU utilization: GPU 0, train: mean 87 % of 1 looks', 'GPU utilization: GPU 1, train: N/A']
+        """
         return [
-            Utilisation(label, phase, looks, total / looks if looks else None)
-            for (label, phase), (looks, total) in sorted(self._sums.items())
+            f"GPU utilization: GPU {label}, {phase}: "
+            + (f"mean {sum(seen) / len(seen):.0f} % of {len(seen)} looks" if seen else "N/A")
+            for (label, phase), seen in sorted(self._seen.items())
         ]
 
 
@@ -128,15 +109,11 @@ class GpuWatcher:
         here = {gpu.label: gpu.total_mb * _MIB for gpu in self._look() if gpu.label in self._seen}
         # A cluster's GPUs can't be read from here: a job's own record of the whole of its GPU counts there.
         labels = [*here, *sorted(self._seen - {*here})]
-        lines = memory_summary([self._memory(label, here.get(label)) for label in labels])
-        for line in (*lines, *utilisation_lines(self._looks.found())):
+        totals, none = self._totals | here, (None, None)
+        lines = memory_summary([GpuMemory(label, *self._used.get(label, none), totals.get(label)) for label in labels])
+        for line in (*lines, *self._looks.lines()):
             logger.info("%s", line)
         return lines
-
-    def _memory(self, label: str, total: int | None) -> GpuMemory:
-        used = self._used.get(label)
-        allocated, reserved = (None, None) if used is None else used
-        return GpuMemory(label, allocated, reserved, self._totals.get(label) if total is None else total)
 
     def _note(self, job: str, labels: Sequence[str]) -> None:
         """Notes what a finished job recorded of its GPUs."""

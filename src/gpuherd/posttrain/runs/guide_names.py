@@ -180,7 +180,7 @@ class ParallelDataGenerator(ParallelJobExecutor):
         experiment = self.experiment
         if experiment.options.dry_run or (experiment.goes_on and experiment.folder.done.exists()):
             raise UsageError("there is nothing to collect: with dry_run nothing is started, and a complete run has all")
-        experiment.only = _of_the_first_round
+        experiment.only = lambda step: step.phase is Phase.COLLECT and step.round == 0
         outcome = experiment.run()
         if outcome.exit_code is not ExitCode.OK or (outcome.jobs is not None and not outcome.jobs.complete):
             told = [] if outcome.jobs is None else failure_lines(outcome.jobs)
@@ -188,14 +188,9 @@ class ParallelDataGenerator(ParallelJobExecutor):
         return _read(experiment)
 
 
-def _of_the_first_round(step: Step) -> bool:
-    return step.phase is Phase.COLLECT and step.round == 0
-
-
 def _read(experiment: RoundsExperiment) -> Collected:
     folder = experiment.folder
     steps = [each.step for each in experiment.plan]
-    assert experiment.prepared is not None  # noqa: S101 - it has run
     shards: dict[tuple[str, str, str], list[Step]] = {}
     for step in steps:
         shards.setdefault((step.algorithm, step.dataset, step.family), []).append(step)

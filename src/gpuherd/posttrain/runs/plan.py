@@ -21,8 +21,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.models.load.jobs import HEARTBEAT_S
-from gpuherd.posttrain.eval.parts import number_of_parts, shard_done
-from gpuherd.posttrain.eval.results import ASKED, REFERENCE, RESULT
+from gpuherd.posttrain.eval.results import ASKED, REFERENCE, RESULT, number_of_parts, shard_done
 from gpuherd.runs.shards import number_of_shards
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuherd.errors import BadModel, GpuherdError, UsageError
@@ -123,86 +123,100 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     Raises UsageError, MissingModel, BadModel; what reading data raises.
     """
     choices = settings.choices()
-    seldom_meant = _seldom_meant(settings, choices)
+    odd_options = _option_warnings(settings, choices)
     check_callbacks(settings.callbacks)
     for key, block in ((COLLECTING, settings.generation), (EVALUATING, settings.evaluation)):
         if block.backend is BackendName.VLLM:
             for family in settings.families().values():
                 require_vllm(family.reference, settings.system.precision, key)
-    problems: dict[str, int] = {}
-    evaluated: dict[str, int] = {}
-    splits: dict[str, Mapping[Split, int]] = {}
-    longest: dict[str, int] = {}
-    inputs: dict[str, str] = {}
-    reward_models: dict[str, str] = {}
-    right_or_wrong: set[str] = set()
-    texts: dict[str, list[Texts]] = {}
-    imitates = any(getattr(choice.options, "source", None) == Source.ANSWERS for choice in choices)
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
-    for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
-        task = make_dataset(settings, name)
-        asked: list[list[Problem]] = []  # by split
-        scoring = getattr(task, "reward_model", None)
-        if scoring is not None:
-            reward_models[name] = scoring
-        if task.verifiable:
-            right_or_wrong.add(name)
-        try:
-            as_asked = [each.make().evaluated(task) for each in choices]
-            if name in settings.trained_on():
-                asked.append(found := training_problems(settings, name, task))
-                problems[name] = len(found)
-                inputs[f"datasets.{name}, training"] = _digest(found)
-                # Some algorithms ask for more in their prompts.
-                put = [training_problems(settings, name, each) for each in as_asked if each is not task]
-                longest[name] = max(_longest(each, settings) for each in (found, *put))
-                texts[name] = [Texts([each.prompt for each in found])]
-                _check_conversations(name, settings, choices, found)
-                texts[name].append(_imitated(found if imitates else []))
-            if name in asked_on:
-                asked.append(found := evaluation_problems(settings, name, task))
-                _check_conversations(name, settings, (), found)
-                evaluated[name] = len(found)
-                inputs[f"datasets.{name}, evaluation"] = _digest(found)
-                put = [evaluation_problems(settings, name, each) for each in as_asked if each is not task]
-                longest[name] = max(longest.get(name, 0), *(_longest(each, settings) for each in (found, *put)))
-                texts.setdefault(name, []).append(Texts([each.prompt for each in found]))
-            if isinstance(task, FunctionTask):
-                inputs[reward_input(name)] = _checked_reward(name, task, asked)
-            if isinstance(task, DataTask | FunctionTask) and task.split_sizes:
-                splits[name] = task.split_sizes
-        finally:
-            task.close()
-    guided = any(choice.guided for choice in choices)
+    names = dict.fromkeys((*settings.trained_on(), *asked_on))
+    data = {name: _look_at_data(settings, choices, name, evaluated=name in asked_on) for name in names}
+    inputs = {key: digest for each in data.values() for key, digest in each.inputs.items()}
+    inputs |= _look_at_models(settings, choices, recorded or {})
+    return Prepared(
+        choices=choices,
+        problems={name: each.counts[_TRAINING] for name, each in data.items() if _TRAINING in each.counts},
+        evaluated={name: each.counts[_EVALUATION] for name, each in data.items() if _EVALUATION in each.counts},
+        splits={name: each.splits for name, each in data.items() if each.splits},
+        prompt_tokens={name: each.prompt_tokens for name, each in data.items()},
+        reward_models={name: each.reward_model for name, each in data.items() if each.reward_model is not None},
+        warnings=odd_options + _short(settings, choices, {name: each.texts for name, each in data.items()}),
+        right_or_wrong=frozenset(name for name, each in data.items() if each.right_or_wrong),
+        inputs=inputs,
+    )
 
-    def add_model(what: str, model: str, adapter: str | None = None) -> None:
-        inputs[what] = files_digest(*model_files(model, adapter).folders, recorded=(recorded or {}).get(what))
+
+_TRAINING, _EVALUATION = "training", "evaluation"
+
+
+@dataclass(slots=True)
+class _Data:
+    """What is known of a data set: ``Prepared`` says what; by what its problems are for, and its texts."""
+
+    right_or_wrong: bool
+    reward_model: str | None
+    prompt_tokens: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    splits: Mapping[Split, int] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    texts: list[Texts] = field(default_factory=list)
+
+
+def _look_at_data(settings: Settings, choices: Sequence[AlgorithmConfig], name: str, *, evaluated: bool) -> _Data:
+    """Reads a data set's problems, as far as they are asked. Raises UsageError; what reading data raises."""
+    task = make_dataset(settings, name)
+    data = _Data(task.verifiable, getattr(task, "reward_model", None))
+    asked: list[list[Problem]] = []
+    try:
+        as_asked = [each.make().evaluated(task) for each in choices]  # some algorithms ask for more in their prompts
+        for kind, problems_of, wanted in (
+            (_TRAINING, training_problems, name in settings.trained_on()),
+            (_EVALUATION, evaluation_problems, evaluated),
+        ):
+            if not wanted:
+                continue
+            asked.append(found := problems_of(settings, name, task))
+            data.counts[kind] = len(found)
+            data.inputs[f"datasets.{name}, {kind}"] = _digest(found)
+            put = [problems_of(settings, name, each) for each in as_asked if each is not task]
+            data.prompt_tokens = max(data.prompt_tokens, *(_longest(each, settings) for each in (found, *put)))
+            data.texts.append(Texts([each.prompt for each in found]))
+            _check_conversations(name, settings, choices if kind == _TRAINING else (), found)
+            if kind == _TRAINING and any(getattr(each.options, "source", None) == Source.ANSWERS for each in choices):
+                data.texts.append(_imitated(found))
+        if isinstance(task, FunctionTask):
+            data.inputs[reward_input(name)] = _checked_reward(name, task, asked)
+        if isinstance(task, DataTask | FunctionTask):
+            data.splits = task.split_sizes
+    finally:
+        task.close()
+    return data
+
+
+def _look_at_models(
+    settings: Settings, choices: Sequence[AlgorithmConfig], recorded: Mapping[str, str]
+) -> dict[str, str]:
+    """The digests of all models' files. Raises UsageError for tokens that differ, MissingModel, BadModel."""
+    inputs: dict[str, str] = {}
+
+    def add(what: str, model: str, adapter: str | None = None) -> None:
+        inputs[what] = files_digest(*model_files(model, adapter).folders, recorded=recorded.get(what))
 
     for name, family in settings.families().items():
-        add_model(f"models.{name}.reference", family.reference, family.adapter)
-        if guided and family.value is not None:
-            add_model(f"models.{name}.value", family.value)
+        add(f"models.{name}.reference", family.reference, family.adapter)
+        if family.value is not None and any(choice.guided for choice in choices):
+            add(f"models.{name}.value", family.value)
             _refuse_other_tokens(name, family.reference, family.value)
         for choice in choices:
             for model in choice.make().frozen_models:
-                add_model(f"algos.{choice.name}: {model}", model)
+                add(f"algos.{choice.name}: {model}", model)
                 refuse_frozen(f"algos.{choice.name}, models.{name}", family.reference, model)
             if isinstance(choice.options, ProxyOptions):
                 proxy = choice.options.proxy_base(family.value, family.reference)
-                add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
+                add(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
                 refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
-    return Prepared(
-        choices,
-        problems,
-        evaluated,
-        splits,
-        longest,
-        reward_models,
-        seldom_meant
-        + _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
-        frozenset(right_or_wrong),
-        inputs,
-    )
+    return inputs
 
 
 def _imitated(problems: Sequence[Problem]) -> Texts:
@@ -242,7 +256,7 @@ def _check_conversations(
         )
 
 
-def _seldom_meant(settings: Settings, choices: Sequence[AlgorithmConfig]) -> tuple[str, ...]:
+def _option_warnings(settings: Settings, choices: Sequence[AlgorithmConfig]) -> tuple[str, ...]:
     """The algorithms' warnings of their options (``Algorithm.check``), with whole keys. Raises UsageError."""
     found = []
     for each in choices:
@@ -263,12 +277,14 @@ def _checked_reward(name: str, task: FunctionTask, asked: Sequence[Sequence[Prob
 
 
 def _short(
-    settings: Settings, texts: Mapping[str, Sequence[Texts]], frozen: Sequence[str], *, guided: bool
+    settings: Settings, choices: Sequence[AlgorithmConfig], texts: Mapping[str, Sequence[Texts]]
 ) -> tuple[str, ...]:
     """Warnings where prompt and answer together exceed a model's context length. Raises UsageError for prompts and
     answers to imitate that exceed it by themselves."""
     told = settings.generation
     found = []
+    guided = any(choice.guided for choice in choices)
+    frozen = [model for each in choices for model in each.make().frozen_models]
     for name, family in settings.families().items():
         value = [family.value] if guided and family.value is not None else []
         for model in dict.fromkeys((family.reference, *value, *frozen)):
@@ -309,34 +325,40 @@ def _longest(problems: Sequence[Problem], settings: Settings) -> int:
 
 def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
     """Raises UsageError where both tokenizers can be read and differ; where not, the training looks at them."""
-    ours, theirs = vocabulary(reference), vocabulary(value)
-    if ours is not None and theirs is not None:
-        try:
-            refuse_other_tokens(ours, theirs, value)
-        except UsageError as problem:
-            raise UsageError(f"models.{name}: {problem}") from None
+    both = _vocabularies(reference, value)
+    try:
+        if both is not None:
+            refuse_other_tokens(*both, value)
+    except UsageError as problem:
+        raise UsageError(f"models.{name}: {problem}") from None
 
 
 def refuse_proxy(where: str, reference: str, proxy: str) -> None:
     """Raises UsageError, BadModel where a proxy can't start from this model, or would read other tokens."""
-    ours, theirs = vocabulary(reference), vocabulary(proxy)
+    both = _vocabularies(reference, proxy)
     try:
         refuse_base(proxy, model_reference(proxy).path or model_files(proxy).config_folder)
-        if ours is not None and theirs is not None:
-            refuse_other_proxy(ours, theirs, proxy)
+        if both is not None:
+            refuse_other_proxy(*both, proxy)
     except (UsageError, BadModel) as problem:
         raise type(problem)(f"{where}: {problem}") from None
 
 
 def refuse_frozen(where: str, reference: str, model: str) -> None:
-    """Raises UsageError where a model that an algorithm asks besides reads other tokens than the policy."""
-    ours, theirs = vocabulary(reference), vocabulary(model)
-    difference = None if ours is None or theirs is None else first_difference(ours, theirs)
+    """Raises UsageError where a further model of an algorithm reads other tokens than the policy."""
+    both = _vocabularies(reference, model)
+    difference = None if both is None else first_difference(*both)
     if difference is not None:
         raise UsageError(
             f"{where}: {model} has another tokenizer than {reference}: {difference}. It reads the policy's tokens: "
             "choose a model of the policy's family"
         )
+
+
+def _vocabularies(one: str, other: str) -> tuple[dict[str, int], dict[str, int]] | None:
+    """Those of two models; None where one can't be read."""
+    ours, theirs = vocabulary(one), vocabulary(other)
+    return None if ours is None or theirs is None else (ours, theirs)
 
 
 def vocabulary(model: str) -> dict[str, int] | None:
