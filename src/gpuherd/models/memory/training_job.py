@@ -103,8 +103,8 @@ class TrainingJob:
             step, as TRL does.
         weighed: between generation and the loss the log-probabilities of so many times ``batch`` answers are asked at
             once, without gradients; 0: none are.
-        gathers: with ``fsdp``, each GPU holds the whole model while it generates and asks, and the whole reference
-            always; False: they stay divided.
+        gathers: with ``fsdp``, each GPU holds the whole model while it generates and computes log-probabilities; False:
+            it stays divided. A reference is divided in either case.
         value: with ``ppo``, whether values come from a ``head`` on the model or from a ``model`` of the same size,
             trained next to it.
         reshard: with ``fsdp``, whether a layer's parameters are given up between forward and backward (full shard) or

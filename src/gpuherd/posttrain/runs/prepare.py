@@ -12,7 +12,6 @@ from gpuherd.errors import BadModel, GpuherdError, UsageError
 from gpuherd.lm.guidance.guide import first_difference, refuse_other_tokens
 from gpuherd.models.load.identity import files_digest, model_files
 from gpuherd.models.load.identity import reference as model_reference
-from gpuherd.posttrain.algos.sft import Source
 from gpuherd.posttrain.data.chat import refuse_without_template
 from gpuherd.posttrain.data.dataset import DataTask
 from gpuherd.posttrain.data.options import TaskOptions
@@ -96,6 +95,7 @@ class Prepared:
         splits: how many problems the splits of a data set have that is read from files or the Hub, as far as they were
             read.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
+        imitated: what algorithms that imitate answers learn from, by data set.
         reward_models: of the data sets whose completions a model scores.
         warnings: of options that are seldom meant, and of answers that exceed a model's context length.
         right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
@@ -108,6 +108,7 @@ class Prepared:
     evaluated: Mapping[str, int]
     splits: Mapping[str, Mapping[Split, int]]
     prompt_tokens: Mapping[str, int]
+    imitated: Mapping[str, Texts]
     reward_models: Mapping[str, str]
     warnings: tuple[str, ...]
     right_or_wrong: frozenset[str]
@@ -137,7 +138,8 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     reward_models: dict[str, str] = {}
     right_or_wrong: set[str] = set()
     texts: dict[str, list[Texts]] = {}
-    imitates = any(getattr(choice.options, "source", None) == Source.ANSWERS for choice in choices)
+    imitates = any(choice.make().imitates for choice in choices)
+    imitated: dict[str, Texts] = {}
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
     for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
         task = make_dataset(settings, name)
@@ -158,7 +160,9 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
                 longest[name] = max(_longest(each, settings) for each in (found, *put))
                 texts[name] = [Texts([each.prompt for each in found])]
                 _check_conversations(name, settings, choices, found)
-                texts[name].append(_imitated(found if imitates else []))
+                if imitates:
+                    imitated[name] = _imitated(found)
+                    texts[name].append(imitated[name])
             if name in asked_on:
                 asked.append(found := evaluation_problems(settings, name, task))
                 _check_conversations(name, settings, (), found)
@@ -197,6 +201,7 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         evaluated,
         splits,
         longest,
+        imitated,
         reward_models,
         seldom_meant
         + _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
@@ -234,7 +239,7 @@ def _check_conversations(
         except UsageError as problem:
             raise UsageError(f"{where}: {problem}") from None
     silent = sum(not each.answers for each in talks)
-    asking = [each.name for each in choices if getattr(each.options, "source", None) != Source.ANSWERS]
+    asking = [each.name for each in choices if not each.make().imitates]
     if silent and asking:
         raise UsageError(
             f"{where}, and in {silent} the assistant calls tools alone: SFT learns from them, and {', '.join(asking)} "
@@ -331,7 +336,7 @@ def refuse_proxy(where: str, reference: str, proxy: str) -> None:
 def refuse_frozen(where: str, reference: str, model: str) -> None:
     """Raises UsageError where a model that an algorithm asks besides reads other tokens than the policy."""
     ours, theirs = vocabulary(reference), vocabulary(model)
-    difference = None if ours is None or theirs is None else first_difference(ours, theirs)
+    difference = None if ours is None or theirs is None else first_difference(ours, theirs, model)
     if difference is not None:
         raise UsageError(
             f"{where}: {model} has another tokenizer than {reference}: {difference}. It reads the policy's tokens: "
