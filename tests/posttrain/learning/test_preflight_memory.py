@@ -267,5 +267,6 @@ def test_models_besides_the_policy_are_counted(policy_model: Path) -> None:
     assert memory("reinforce") < memory("distill", distill={"teacher": model})
     assert memory("reinforce") <= memory("grpo-hf")
     assert memory("grpo", grpo={"kl_coef": 0.0}) <= alone
-    with pytest.raises(JobCannotFit, match=r"GRPO of .*(what would fit|choose a smaller model)"):
-        need_of(config(model, training={"algorithm": "grpo"}), cards(1, 1 << 20), 1)
+    for algorithm, said in (("grpo", "GRPO"), ("rloo", "RLOO")):
+        with pytest.raises(JobCannotFit, match=rf"{said} of .*: {said} of .*(what would fit|choose a smaller model)"):
+            need_of(config(model, training={"algorithm": algorithm}), cards(1, 1 << 20), 1)

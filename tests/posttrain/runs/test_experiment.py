@@ -220,7 +220,7 @@ def test_answers_to_imitate_are_counted_as_long_as_they_are(
     make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
 ) -> None:
     """Rows that are drawn later are counted with ``max_new_tokens``, and the plan says so."""
-    standin("1x80GB")
+    standin("1x200GB")
     large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
 
     def asked(algorithm: str, length: int, **options: object) -> StepRequest:

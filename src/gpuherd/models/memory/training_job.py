@@ -110,6 +110,7 @@ class TrainingJob:
         reshard: with ``fsdp``, whether a layer's parameters are given up between forward and backward (full shard) or
             kept (grad-op).
         bucket_view: with ``ddp``, ``gradient_as_bucket_view``: gradients lie in DDP's buckets instead of next to them.
+        algorithm: what sentences call it; "": by its method.
     """
 
     method: Method = Method.SFT
@@ -136,6 +137,7 @@ class TrainingJob:
     value: Literal["head", "model"] = "head"
     reshard: bool = True
     bucket_view: bool = False
+    algorithm: str = ""
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in _COUNTED} | {"weighed": self.weighed or 1}

@@ -191,8 +191,7 @@ class TrainingTask:
             self._refuse(memory, f"{architecture.model} and {algorithm.frozen_role} {frozen_model}")
         beside += [] if algorithm.frozen_apart else frozen_models
         shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
-        learnt = f"{algorithm.name}'s classifier" if choice.guided else algorithm.name
-        told = f"{learnt} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
+        told = f"{job.algorithm} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
         told += f", with {', '.join(beside)}" if beside else ""
         if by_vllm is not None:
             told += f", vLLM for {self.sampled} answers beside it"
@@ -257,6 +256,7 @@ class TrainingTask:
             gathers=algorithm.memory.generates,
             reshard=steps.fsdp_sharding_strategy == Sharding.FULL_SHARD,
             bucket_view=True,
+            algorithm=f"{algorithm.name}'s classifier" if choice.guided else algorithm.name,
         )
 
     def _learning(self, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None) -> int:
@@ -296,6 +296,7 @@ class TrainingTask:
             reference=False,
             loss="chunked",
             chunk=None,
+            algorithm="the proxy",
         )
 
     def _refuse(self, memory_mb: int, said: str) -> None:
