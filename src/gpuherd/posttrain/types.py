@@ -406,6 +406,7 @@ class Algorithm(ABC):
         on_policy: it learns by the log-probs of what it drew: see ``cut_draws``.
         off_policy: the rows of a round may have been collected with an older policy than the one that is trained.
         memory: how the planner counts its training step.
+        frozen_role: what plans call its ``frozen_models``.
         Options: the class of its options.
         options: those that it was made with.
     """
@@ -416,6 +417,7 @@ class Algorithm(ABC):
     on_policy: ClassVar[bool] = False
     off_policy: ClassVar[bool] = False
     memory: ClassVar[Method] = Method.SFT
+    frozen_role: ClassVar[str] = "model"
     Options: ClassVar[type[Any]]
     options: Any
 
@@ -441,6 +443,11 @@ class Algorithm(ABC):
         """Whether it learns from rows that are collected before: not where it samples while it trains (``online``), and
         not where it learns from a file (``preferences``)."""
         return not getattr(self.options, "online", False) and getattr(self.options, "preferences", None) is None
+
+    @property
+    def imitates(self) -> bool:
+        """Whether it learns from the answers that problems come with, which are known before anything runs."""
+        return False
 
     @property
     def samples(self) -> bool:

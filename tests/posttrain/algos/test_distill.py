@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.distill import Distill, Distillation, DistillOptions, generalised_jsd, teacher_device
+from gpuherd.posttrain.algos import distill
+from gpuherd.posttrain.algos.distill import Distill, Distillation, DistillOptions, teacher_device
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Stopped
@@ -34,6 +35,13 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits_of(law: Sequence[float]) -> Tensor:
     return torch.tensor(law, dtype=torch.float64).log()
+
+
+def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
+    """As the loss has it, of whole logits over the tokens that both have."""
+    width = min(student.shape[-1], teacher.shape[-1])
+    laws = [torch.log_softmax(each[..., :width], dim=-1) for each in (student, teacher)]
+    return distill._divergence(*laws, beta)
 
 
 def kl(one: Sequence[float], other: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from tests.posttrain.algos.training_work import SAMPLING, curves, same, work
 from tests.posttrain.letters import Letters
 from tests.posttrain.preference.vowels import comparisons
 
-from gpuherd.posttrain.algos import dpo, from_rows, grpo, grpo_hf
+from gpuherd.posttrain.algos import dpo, grpo, grpo_hf
 from gpuherd.posttrain.engine import strategies
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
@@ -49,16 +49,17 @@ def dtypes(module: Any, *, adapter: bool = False) -> set[torch.dtype]:
 
 
 def test_a_reference_is_as_its_checkpoint_is_and_says_the_same(half_model: Path) -> None:
-    policy, other = Policy(str(half_model)), Policy("another")
-    held = training_policy.reference_of(policy, other, None, MIXED, "cpu")
-    wide = training_policy.Reference(sampling_loading.load_anew(str(half_model), MIXED, "cpu").module, False, "cpu")
+    world = DistEnv.single()
+    held = training_policy.reference_of(work(half_model, Path("nowhere"), precision=MIXED), None, world)
+    wide = training_policy.Reference(sampling_loading.load_anew(str(half_model), MIXED, "cpu").module, False, world)
     assert dtypes(held.module) == {torch.bfloat16}
     assert dtypes(wide.module) == {torch.float32}
     rollouts = drawn(half_model)
     with torch.autocast("cpu", torch.bfloat16):
         assert held.log_probs(rollouts, 1.0, 4) == wide.log_probs(rollouts, 1.0, 4)
     # Without autocast the weights are what they are computed in.
-    exact = training_policy.reference_of(policy, other, None, Precision("float32"), "cpu")
+    given = work(half_model, Path("nowhere"), precision=Precision("float32"))
+    exact = training_policy.reference_of(given, None, world)
     assert dtypes(exact.module) == {torch.float32}
 
 
@@ -88,9 +89,8 @@ def test_under_an_adapter_the_base_is_as_its_checkpoint_is(half_model: Path, mon
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["adapter", "reference"])
-def test_fsdp_divides_what_is_frozen_as_its_checkpoint_is(
-    half_model: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+def test_fsdp_divides_what_lies_under_an_adapter_as_its_checkpoint_is(
+    half_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FSDP wants one type of the weights that are trained alone; it computes in bfloat16, so the numbers are the same
     to the bit."""
@@ -99,27 +99,31 @@ def test_fsdp_divides_what_is_frozen_as_its_checkpoint_is(
 
     def found(wanted: torch.dtype) -> list[torch.Tensor]:
         torch.manual_seed(3)
-        if kind == "adapter":
+        with lonely_group():
             policy = Policy(str(half_model))
             module = training_policy.load_for_training(policy, MIXED, "cpu", lora, sharded=True).module
-            assert dtypes(module, adapter=True) == {torch.float32}
-        else:
-            given = work(half_model, Path("nowhere"), precision=MIXED, steps=steps)
-            module = from_rows.reference_module(given, None, "cpu")
-        assert dtypes(module) == {wanted}
-        with lonely_group():
+            assert dtypes(module, adapter=True) == {torch.float32} and dtypes(module) == {wanted}
             strategies.distributed(module, steps, world, torch.bfloat16, None, all_used=True)
             assert dtypes(module) == {wanted}
             with torch.autocast("cpu", torch.bfloat16):
                 made = module(input_ids=torch.arange(5, 25).reshape(2, 10)).logits.float().logsumexp(-1)
-            if kind == "reference":
-                return [made.detach()]
             made.sum().backward()
             return [made.detach(), *(one.grad.full_tensor() for one in module.parameters() if one.requires_grad)]
 
     held = found(torch.bfloat16)
     wide(monkeypatch)
     assert all(torch.equal(one, other) for one, other in zip(held, found(torch.float32), strict=True))
+
+
+@pytest.mark.parametrize("precision", [MIXED, Precision("float32")])
+def test_a_divided_reference_lies_in_what_passes_compute_in(policy_model: Path, precision: Precision) -> None:
+    """Of a checkpoint in float32: FSDP gathers each layer in bfloat16 under autocast. See test_reference."""
+    steps, world = StepOptions(strategy=Strategy.FSDP), DistEnv(0, 1, 0, "cpu", "gloo")
+    with lonely_group():
+        given = work(policy_model, Path("nowhere"), precision=precision, steps=steps)
+        found = training_policy.reference_of(given, None, world)
+        assert found.divided and not any(each.requires_grad for each in found.module.parameters())
+        assert dtypes(found.module) == {torch.bfloat16 if precision == MIXED else torch.float32}
 
 
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_a_proxy_with_other_tokens(policy_model: Path, tmp_path: Path) -> None:
     other = tiny.tiny_llama(tmp_path / "other", characters="abc 0123456789:sy")
     algorithm = GRPOFromHumanFeedback(Options(batch_size=4, proxy_epochs=1, max_steps=1, proxy_model=str(other)))
     small = [Comparison("p0", (4,), (), (3, 0), (5, 0), "", "")]
-    with pytest.raises(UsageError, match="the proxy's tokenizer is another than the policy's: token '0' is"):
+    with pytest.raises(UsageError, match=r"the proxy's tokenizer is another than .*: id \d+ is .* to the policy and"):
         algorithm.train(training(policy_model, small, tmp_path / "c"))
 
 

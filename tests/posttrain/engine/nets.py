@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gpuherd.posttrain.engine import strategies
 from gpuherd.posttrain.engine.checkpoints import capture_random
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
+from gpuherd.posttrain.engine.state import state_of
 from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 WIDTH = 6
@@ -129,7 +129,7 @@ def trained(one: TrainEngine, steps: Sequence[int], batch: int = 8) -> list[floa
 
 def held(one: TrainEngine) -> dict[str, list[Any]]:
     """Weights, the optimiser's states and buffers, whole; all processes call it together."""
-    state = strategies.state_of(one)
+    state = state_of(one)
     return {
         name: (each.full_tensor() if hasattr(each, "full_tensor") else each).tolist() for name, each in state.items()
     }
@@ -140,7 +140,7 @@ def write_former(folder: Path, one: TrainEngine, step: int, pieces: int = 2) -> 
     ``part-N.safetensors``, where they belong in ``part-N.json``."""
     path = folder / f"step-{step:08d}"
     path.mkdir(parents=True)
-    state = strategies.state_of(one)
+    state = state_of(one)
     for piece in range(pieces):
         tensors, places = {}, {}
         for name, tensor in state.items():

@@ -18,11 +18,13 @@ from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrecision, TrainingUsage
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.posttrain.data import benchmarks
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
 from gpuherd.posttrain.learning.preflight import check_data, foretell, need_of, training_task
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, lengths_of
 from gpuherd.posttrain.runs.memory import host_memory, host_words
+from gpuherd.posttrain.runs.plan import StepRequest
 from gpuherd.standin.machine import SimulatedMachine
 
 GIB = 1 << 30
@@ -170,14 +172,16 @@ def test_frozen_weights_are_counted_as_they_are_loaded() -> None:
     assert wide.most("copies") > held.most("copies")  # autocast's, of frozen matrices in float32
 
 
-def test_fsdp_is_counted_as_each_loop_does_it() -> None:
-    """Ours hold the policy whole while it answers, and the reference always; TRL divides its reference."""
+def test_fsdp_divides_the_reference_and_holds_the_policy_whole_while_it_answers() -> None:
     numbers = read_architecture("llama-3.2-1b").parameters
     shared = {"num_gpus": 4, "strategy": "fsdp"}
     told = config(training={"algorithm": "grpo", "use_bf16": True}, distributed=shared)
-    ours = usage(job_of(told, Precision.FP32, 4, frozen=Precision.BF16), 4)
-    assert ours.most("models") == 2 * numbers
-    assert ours.moments[0].name == "generating" and ours.moments[0].copies == 2 * numbers
+    for frozen in (Precision.BF16, Precision.FP32):  # a checkpoint's type; passes compute in bfloat16
+        ours = usage(job_of(told, Precision.FP32, 4, frozen=frozen), 4)
+        assert ours.most("models") == numbers // 2
+        assert ours.moments[0].name == "generating" and ours.moments[0].copies == 2 * numbers
+    exact = config(training={"algorithm": "grpo"}, distributed=shared)
+    assert usage(job_of(exact, Precision.FP32, 4), 4).most("models") == numbers
     dpo = config(training={"algorithm": "dpo", "data_file": "x", "use_bf16": True}, distributed=shared)
     assert usage(job_of(dpo, Precision.FP32, 4, frozen=Precision.BF16), 4).most("models") == numbers // 2
 
@@ -202,6 +206,53 @@ def test_answers_that_are_drawn_at_once_have_their_keys_and_values(policy_model:
     assert most.sentence.startswith("4096 answers at once of ")
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "blocks", "said"),
+    [
+        ("grpo", {}, "GRPO of {model} in fp32, 4 at once, with its reference, "),
+        ("grpo", {"grpo": {"kl_coef": 0.0}}, "GRPO of {model} in fp32, 4 at once, prompts taken "),
+        ("rloo", {}, "RLOO of {model} in fp32, 4 at once, with its reference, "),
+        ("rlcr", {}, "RLCR of {model} in fp32, 4 at once, with its reference, "),
+        ("ppo", {}, "PPO of {model} in fp32, 4 at once, with its reference, "),
+        ("grpo-hf", {}, "GRPO-HF of {model} in fp32, 4 at once, with its reference, its proxy {model}, "),
+        (
+            "distill",
+            {"distill": {"teacher": "{model}"}},
+            "Distill of {model} in fp32, 4 at once, with teacher {model}, ",
+        ),
+    ],
+)
+def test_a_plan_says_its_algorithm_and_what_is_counted(
+    policy_model: Path, algorithm: str, blocks: dict[str, Any], said: str
+) -> None:
+    model = str(policy_model)
+    given = {name: {key: model if value == "{model}" else value for key, value in block.items()}
+             for name, block in blocks.items()}  # fmt: skip
+    told = config(
+        model, training={"algorithm": algorithm, "num_rollouts_per_iteration": 8, "micro_batch_size": 4}, **given
+    )
+    assert said.format(model=model) in need_of(told, cards(1, 40 * GIB), 1).sentence
+
+
+def test_a_reward_model_that_a_task_chooses_is_counted(policy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that the configuration names; in evaluations too, each of which loads its own."""
+    model = str(policy_model)
+    monkeypatch.setattr(benchmarks, "IMDB_MODEL", model)
+
+    def need(env: dict[str, Any], **more: Any) -> StepRequest:
+        training = {"algorithm": "grpo", "num_rollouts_per_iteration": 8, **more.pop("training", {})}
+        return need_of(config(model, training=training, policy_env=env, **more), cards(1, 40 * GIB), 1)
+
+    chosen, named = need({"dataset": "imdb"}), need({"dataset": "arithmetic", "reward_model": model})
+    plain = need({"dataset": "arithmetic"})
+    assert plain.memory_mb < chosen.memory_mb == named.memory_mb
+    assert f"reward model {model}" in chosen.sentence and "reward model" not in plain.sentence
+    assert need({"dataset": "imdb", "reward_model": "gpt2"}).sentence.count("reward model gpt2") == 1
+    evaluated = need({"dataset": "arithmetic"}, eval_envs=[{"dataset": "imdb"}], training={"eval_every": 1})
+    assert evaluated.memory_mb == chosen.memory_mb
+    assert need({"dataset": "arithmetic"}, eval_envs=[{"dataset": "imdb"}], training={"eval_every": 0}) == plain
+
+
 def test_models_besides_the_policy_are_counted(policy_model: Path) -> None:
     """A reward model, a teacher, a proxy: what lies in memory while it trains."""
     model, few = str(policy_model), {"num_rollouts_per_iteration": 8}
@@ -216,5 +267,6 @@ def test_models_besides_the_policy_are_counted(policy_model: Path) -> None:
     assert memory("reinforce") < memory("distill", distill={"teacher": model})
     assert memory("reinforce") <= memory("grpo-hf")
     assert memory("grpo", grpo={"kl_coef": 0.0}) <= alone
-    with pytest.raises(JobCannotFit, match=r"GRPO of .*(what would fit|choose a smaller model)"):
-        need_of(config(model, training={"algorithm": "grpo"}), cards(1, 1 << 20), 1)
+    for algorithm, said in (("grpo", "GRPO"), ("rloo", "RLOO")):
+        with pytest.raises(JobCannotFit, match=rf"{said} of .*: {said} of .*(what would fit|choose a smaller model)"):
+            need_of(config(model, training={"algorithm": algorithm}), cards(1, 1 << 20), 1)

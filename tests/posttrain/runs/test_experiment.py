@@ -216,6 +216,39 @@ def test_contexts_longer_than_a_model_are_told_or_refused(make_settings: MakeSet
         dry(make_settings(datasets=datasets, algos={"SFT": {}}))
 
 
+def test_answers_to_imitate_are_counted_as_long_as_they_are(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
+    """Rows that are drawn later are counted with ``max_new_tokens``, and the plan says so."""
+    standin("1x200GB")
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+
+    def asked(algorithm: str, length: int, **options: object) -> StepRequest:
+        data = tmp_path / f"{length}.jsonl"
+        rows = [{"id": f"p{each}", "question": f"{each}?", "answer": "7" * length} for each in range(20)]
+        data.write_text("".join(json.dumps(each) + "\n" for each in rows))
+        settings = make_settings(
+            models={"large": {"reference": large, "value": large}},
+            datasets={"mine": {"task": str(data)}},
+            algos={algorithm: options},
+            generation={"max_new_tokens": 100, "batch_size": 3},
+            rounds_of_training=1,
+        )
+        return next(each.asked for each in dry(settings).plan if each.step.phase is Phase.TRAIN)
+
+    short, long = asked("SFT", 4), asked("SFT", 1000)
+    assert (
+        "SFT of " in short.sentence and "and answers of 6: " in short.sentence and "answers of 1002: " in long.sentence
+    )
+    drawn = asked("SFT", 4, source="samples")
+    assert drawn == asked("SFT", 1000, source="samples")
+    assert short.memory_mb < drawn.memory_mb < long.memory_mb
+    assert "answers of max_new_tokens=100, which are drawn before it: " in drawn.sentence
+    assert "answers of max_new_tokens=100, which are drawn: " in asked("GRPO", 4).sentence
+    guided = asked("QSharp", 4).sentence
+    assert guided.startswith("QSharp's classifier of ") and "which are drawn before it: " in guided
+
+
 def test_a_classifier_decodes_with_its_head_and_in_its_own_numbers(
     make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
 ) -> None:
@@ -456,7 +489,8 @@ def test_a_teacher_of_its_own_gpu_is_counted_there(
     assert (beside.gpus, apart.gpus, training(2, teacher_device="own").gpus) == (1, 2, 4)
     assert apart.memory_mb < beside.memory_mb  # the policy and what it computes are on the other one
     assert apart.memory_mb > 6.4 * 1000
-    assert "large on another" in apart.sentence
+    assert apart.sentence.startswith("Distill of ") and f", teacher {large} on another" in apart.sentence
+    assert f", with teacher {large}, " in beside.sentence
     standin("1x80GB")
     with pytest.raises(JobCannotFit, match="it trains on 2 GPUs together, and there are 1"):
         training(teacher_device="own")

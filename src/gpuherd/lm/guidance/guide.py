@@ -150,17 +150,18 @@ def tokens_digest(tokens: Mapping[str, int]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def first_difference(policy: Mapping[str, int], classifier: Mapping[str, int]) -> str | None:
-    """A sentence about the first id that the two mean different tokens by; None where all are the same.
+def first_difference(policy: Mapping[str, int], other: Mapping[str, int], name: str = "the classifier") -> str | None:
+    """A sentence about the first id that the two mean different tokens by; None where all are the same. ``name``: what
+    it calls the other model.
 
     >>> first_difference({"a": 0, "b": 1}, {"a": 0, "c": 1})
     "id 1 is 'b' to the policy and 'c' to the classifier"
     """
-    mine, theirs = _by_id(policy), _by_id(classifier)
+    mine, theirs = _by_id(policy), _by_id(other)
     for number in sorted(mine.keys() | theirs.keys()):
         if mine.get(number) != theirs.get(number):
             told = [_format_tokens(each.get(number)) for each in (mine, theirs)]
-            return f"id {number} is {told[0]} to the policy and {told[1]} to the classifier"
+            return f"id {number} is {told[0]} to the policy and {told[1]} to {name}"
     return None
 
 

@@ -202,7 +202,7 @@ class Step:
         self.largest_tensor = max(prod(part_of(tensor.shape, self.shards)) for tensor, _ in own)
         self.largest_gradient = max(tensor.numel * trained_number_bytes(tensor, job) for tensor, _ in own)
         self.exchange = self.states.gradients if self.replicated else 0
-        self.models = self.task.reference if job.gathers else -(-self.task.reference // self.shards)
+        self.models = -(-self.task.reference // self.shards)
         self.models += 2 * reward.parameters if reward is not None else 0
 
     def _copies(self) -> None:

@@ -103,13 +103,14 @@ class TrainingJob:
             step, as TRL does.
         weighed: between generation and the loss the log-probabilities of so many times ``batch`` answers are asked at
             once, without gradients; 0: none are.
-        gathers: with ``fsdp``, each GPU holds the whole model while it generates and asks, and the whole reference
-            always; False: they stay divided.
+        gathers: with ``fsdp``, each GPU holds the whole model while it generates and computes log-probabilities; False:
+            it stays divided. A reference is divided in either case.
         value: with ``ppo``, whether values come from a ``head`` on the model or from a ``model`` of the same size,
             trained next to it.
         reshard: with ``fsdp``, whether a layer's parameters are given up between forward and backward (full shard) or
             kept (grad-op).
         bucket_view: with ``ddp``, ``gradient_as_bucket_view``: gradients lie in DDP's buckets instead of next to them.
+        algorithm: what sentences call it; "": by its method.
     """
 
     method: Method = Method.SFT
@@ -136,6 +137,7 @@ class TrainingJob:
     value: Literal["head", "model"] = "head"
     reshard: bool = True
     bucket_view: bool = False
+    algorithm: str = ""
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in _COUNTED} | {"weighed": self.weighed or 1}

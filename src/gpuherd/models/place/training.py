@@ -296,8 +296,9 @@ def _figures(task: TrainingTask, found: TrainingPlacement, reserve: Reserve) -> 
 def _too_large(task: TrainingTask, found: TrainingPlacement) -> str:
     fullest = found.fullest
     share = f"each of {len(found.loads)} GPUs needs" if len(found.loads) > 1 else "one GPU needs"
+    algorithm = task.job.algorithm or task.job.method.upper()
     return (
-        f"{task.job.method.upper()} of {task.architecture.model} trains {task.trained:,} numbers: {share}"
+        f"{algorithm} of {task.architecture.model} trains {task.trained:,} numbers: {share}"
         f" {gib(fullest.usage.total)} at its fullest moment ({fullest.usage.fullest.name}), and {fullest.gpu.name} has"
         f" {gib(fullest.gpu.free)} free: {gib(found.missing)} are missing"
     )

@@ -172,7 +172,12 @@ def training_plan_to_dict(result: TrainingPlan | TrainingRefusal, request: PlanR
     content = {
         "model": page.model_to_dict(result.architecture),
         "fits": isinstance(result, TrainingPlan),
-        "training": {**asdict(job), "base": str(job.base_precision), "reference": job.keeps_reference},
+        "training": {
+            **asdict(job),
+            "algorithm": job.algorithm or str(job.method),
+            "base": str(job.base_precision),
+            "reference": job.keeps_reference,
+        },
         "trained_parameters": result.trained,
         "reserve": page.reserve_to_dict(result.reserve),
         "gpus": [_load_to_dict(load) for load in result.loads],

@@ -16,10 +16,9 @@ from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.guidance.collecting import reference_rollouts
-from gpuherd.posttrain.guidance.data import of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
-from gpuherd.posttrain.guidance.training import guided_policy, train_guide
-from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Row, Training
+from gpuherd.posttrain.guidance.training import GuidedAlgorithm
+from gpuherd.posttrain.types import Collecting, Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,26 +40,12 @@ class CDOptions(ValueOptions):
 
 
 @register
-class ControlledDecoding(Algorithm):
+class ControlledDecoding(GuidedAlgorithm):
     """See the module."""
 
     name: ClassVar[str] = "CD"
-    guided: ClassVar[bool] = True
-    off_policy: ClassVar[bool] = True
-    Options = CDOptions
-
-    def __init__(self, options: CDOptions | None = None):
-        self.options = options or CDOptions()
+    Options: ClassVar[type[CDOptions]] = CDOptions
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """Rollouts of the reference; each round's are drawn anew."""
         return reference_rollouts(work, self.options.samples_per_example)
-
-    def train(self, work: Training) -> Policy:
-        """Fits the classifier on the data of all rounds."""
-        reward_range = None if work.task is None else work.task.reward_range
-        return train_guide(of_rollouts(work.rows, self.options, reward_range), work, self.options)
-
-    def policy(self, work: Training) -> Policy:
-        """The reference, guided by the classifier."""
-        return guided_policy(work, self.options)

@@ -51,7 +51,7 @@ class TeacherDevice(StrEnum):
     """Where the teacher lies."""
 
     SAME = "same"  # on the policy's
-    OWN = "own"  # on a GPU of its own for each process: the training asks for twice as many
+    OWN = "own"  # on a GPU of its own for each process: the training takes twice as many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ class Distill(PolicyGradient):
     aliases: ClassVar[tuple[str, ...]] = ("distillation", "gkd")
     on_policy: ClassVar[bool] = False  # no log-prob of a draw has a part in the loss
     off_policy: ClassVar[bool] = True
+    frozen_role: ClassVar[str] = "teacher"
     Options: ClassVar[type[DistillOptions]] = DistillOptions
     options: DistillOptions
 
@@ -319,7 +320,7 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, how: _JSDInputs) -> Tensor:
             policy = _Head(flat, None if weight is None else weight.to(how.compute), bias)
-            made = torch.zeros((len(flat), 1), dtype=_wide(flat[:0]).dtype, device=flat.device)
+            made = torch.zeros((len(flat), 1), dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
             for part in how.chunks(len(flat)):
                 made[part, 0] = _divergence(*how.log_probs(policy, part), how.beta)
             ctx.save_for_backward(flat, weight, bias)
@@ -340,19 +341,6 @@ def _function() -> Any:
             return *gradients.all(), None
 
     return ChunkedDivergence
-
-
-def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """JSD_beta(teacher || student), nats, of each place: (...) of logits (..., vocabulary).
-
-    Tables of one tokenizer may be padded to different widths: the distributions are over the tokens that both have.
-    """
-    import torch
-
-    width = min(student.shape[-1], teacher.shape[-1])
-    log_q = torch.log_softmax(_wide(student[..., :width]), dim=-1)
-    log_p = torch.log_softmax(_wide(teacher[..., :width]), dim=-1)
-    return _divergence(log_q, log_p, beta)
 
 
 def _divergence(log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
@@ -389,11 +377,6 @@ def _mixed(log_q: Tensor, log_p: Tensor, beta: float) -> Tensor:
     return torch.logaddexp(log_p + weights[0], log_q + weights[1])
 
 
-def _wide(numbers: Tensor) -> Tensor:
-    """In float32 where they are narrower."""
-    return numbers.float() if numbers.itemsize < 4 else numbers
-
-
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(P || Q); what P gives no probability adds nothing."""
     import torch
@@ -426,7 +409,7 @@ def refuse_other_tokens(policy: Policy, teacher: str) -> None:
     from gpuherd.posttrain.preference.tokens import load_tokenizer
 
     ours, theirs = load_tokenizer(policy.model, policy.adapter), load_tokenizer(teacher)
-    difference = first_difference(ours.get_vocab(), theirs.get_vocab())
+    difference = first_difference(ours.get_vocab(), theirs.get_vocab(), "the teacher")
     if difference is not None:
         raise UsageError(
             f"teacher={teacher} can't teach {policy.model}: they have other tokenizers: {difference}. Both have to "

@@ -21,14 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
-from gpuherd.posttrain.algos.from_rows import (
-    FittingOptions,
-    placed_reference,
-    plan_of,
-    policy_in,
-    rows_of_kind,
-    trained_module,
-)
+from gpuherd.posttrain.algos.from_rows import FittingOptions, plan_of, policy_in, rows_of_kind, trained_module
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.fit import TrainSetup, digest, fit
 from gpuherd.posttrain.preference.data import best_and_worst, by_problem, compared
@@ -39,6 +32,7 @@ if TYPE_CHECKING:
 
     from gpuherd.posttrain.engine.dist_env import DistEnv
     from gpuherd.posttrain.engine.train_engine import Loss
+    from gpuherd.posttrain.policy_gradient.policy import Reference
     from gpuherd.posttrain.rollout.sampler import RolloutBackend
     from gpuherd.posttrain.types import Problem
 
@@ -132,8 +126,10 @@ class DPO(Algorithm):
         longest = max(len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows)
 
         def build(world: DistEnv) -> TrainSetup[dict[str, list[int]], Pair]:
+            from gpuherd.posttrain.policy_gradient.policy import reference_of
+
             loaded = trained_module(work, self.options.lora, longest, world)
-            reference = None if self.options.reference_free else placed_reference(work, loaded.module, world)
+            reference = None if self.options.reference_free else reference_of(work, loaded.module, world)
             return TrainSetup(loaded.module, loaded.tokenizer, DPOObjective(self.options, reference, world.device))
 
         fit(plan, rows, build)
@@ -161,14 +157,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class DPOObjective:
-    """DPO's loss, as ``engine.fit`` asks for it.
+    """DPO's loss, an ``engine.fit.Objective``.
 
     Attributes:
-        reference: in memory as the policy is; None: the trained model without its adapter, or none at all.
+        reference: None: there is none (``reference_free``).
     """
 
     options: Options
-    reference: Any
+    reference: Reference | None
     device: str
 
     def items(self, rows: Sequence[dict[str, list[int]]]) -> list[Pair]:
@@ -193,7 +189,7 @@ class DPOObjective:
         found = token_log_probs(module, ids, mask, answers)
         # The policy's pass comes first: PEFT marks an adapter that is switched off as not to be trained, and FSDP
         # remembers how it found the weights in its first pass.
-        before = self._reference_log_probs(module, ids, mask, answers)
+        before = self._reference_log_probs(ids, mask, answers)
         sums = found.log_probs.sum(dim=1)
         ratios = sums - before
         rewards = options.beta * ratios.detach()
@@ -217,20 +213,16 @@ class DPOObjective:
             },
         )
 
-    def _reference_log_probs(self, module: Any, ids: Tensor, mask: Tensor, answers: Tensor) -> Tensor:
+    def _reference_log_probs(self, ids: Tensor, mask: Tensor, answers: Tensor) -> Tensor:
         """ln ref of each completion; 0 without a reference, where each is as probable as any other."""
         import torch
 
         from gpuherd.posttrain.engine.log_probs import token_log_probs
 
-        if self.options.reference_free:
+        if self.reference is None:
             return torch.zeros(len(ids), device=self.device)
-        with torch.no_grad():
-            if self.reference is not None:
-                return token_log_probs(self.reference, ids, mask, answers).log_probs.sum(dim=1)
-            plain = getattr(module, "module", module)  # DDP's gradients are no business of this pass
-            with plain.disable_adapter():
-                return token_log_probs(plain, ids, mask, answers).log_probs.sum(dim=1)
+        with self.reference.frozen() as module:
+            return token_log_probs(module, ids, mask, answers).log_probs.sum(dim=1)
 
 
 def margin_losses(margins: Tensor, options: Options) -> Tensor:

@@ -1,5 +1,5 @@
-"""What SFT and DPO share, which learn from rows that were collected: options, plan, the model in training, the
-reference, and the policy that comes of it. Imports torch inside functions only."""
+"""What SFT and DPO share, which learn from rows that were collected: options, plan, the model in training, and the
+policy that comes of it. Imports torch inside functions only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = TypeVar("Kind", bound=Row)
 
 @dataclass(frozen=True, kw_only=True)
 class FittingOptions(Optimised):
-    """Beside ``Optimised``. Raises UsageError.
+    """In addition to ``Optimised``. Raises UsageError.
 
     Attributes:
         epochs: how often each row is learnt from.
@@ -118,7 +118,9 @@ def trained_module(work: Training, lora: Lora | None, longest: int, world: DistE
     from gpuherd.posttrain.policy_gradient.policy import load_for_training
 
     torch.manual_seed(work.seed)  # of a new adapter's weights
-    loaded = load_for_training(work.policy, work.precision, world.device, lora, sharded=_shards(work))
+    loaded = load_for_training(
+        work.policy, work.precision, world.device, lora, sharded=(work.steps or StepOptions()).shards
+    )
     most = getattr(loaded.module.config.get_text_config(), "max_position_embeddings", None)
     if most is not None and longest > most:
         raise UsageError(
@@ -128,37 +130,9 @@ def trained_module(work: Training, lora: Lora | None, longest: int, world: DistE
     return loaded
 
 
-def reference_module(work: Training, module: Any, device: str) -> Any:
-    """The reference's model; None where it is the trained one (``module``) without its adapter."""
-    from gpuherd.posttrain.rollout.loading import load_frozen
-
-    reference = work.reference
-    if hasattr(module, "peft_type") and reference.adapter is None and reference.model == work.policy.model:
-        return None
-    loaded = load_frozen(reference.model, work.precision, device, adapter=reference.adapter, sharded=_shards(work))
-    return loaded.module.requires_grad_(False)  # autocast keeps copies of weights that want gradients
-
-
-def placed_reference(work: Training, module: Any, world: DistEnv) -> Any:
-    """``reference_module`` on this process's device; with FSDP each process holds its part of it, as of the policy."""
-    reference = reference_module(work, module, world.device)
-    if reference is None or not _shards(work):
-        return reference
-    import torch
-
-    from gpuherd.posttrain.engine import strategies
-
-    amp = None if work.precision.amp_dtype is None else getattr(torch, work.precision.amp_dtype)
-    return strategies.distributed(reference, work.steps, world, amp, None, all_used=True)
-
-
 def policy_in(work: Training, lora: Lora | None) -> Policy:
     """What a finished training of ``work`` stands for."""
     trained = str(model_folder(work.folder))
     if lora is not None or work.policy.adapter is not None:
         return Policy(work.policy.model, adapter=trained)
     return Policy(trained)
-
-
-def _shards(work: Training) -> bool:
-    return work.steps is not None and bool(work.steps.shards)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _CLIP, _GSPO_CLIP = (0.2, None), (3e-4, 4e-4)  # PPO's; GSPO's (arXiv 2507.18071, section 5.1)
 _UNSCALED = 0.01  # of gspo: ratios of whole answers are seldom so far from 1
-# Figures of a step that are told of its first draws, where some groups were drawn again.
+# Figures of a step that describe its first draws, where some groups were drawn again.
 _OF_FIRST_DRAWS = ("reward", "reward_std", "correct", "finished", "length", "constant_groups")
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.rollout.sampler import RolloutBackend
     from gpuherd.posttrain.types import Problem
 
-_BEGUN = "training.json"  # beside the trained model's folder: what the training in here is of
+_BEGUN = "training.json"  # next to the trained model's folder: what the training in here is of
 
 
 class LossType(StrEnum):
@@ -51,7 +51,7 @@ class LossType(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(FittingOptions, ProxyOptions):
-    """Beside ``ProxyOptions``. Raises UsageError.
+    """In addition to ``ProxyOptions``. Raises UsageError.
 
     Attributes:
         batch_size: problems of a step; each has a group of samples.
@@ -143,29 +143,14 @@ class GRPOFromHumanFeedback(Algorithm):
     def _grpo(self, work: Training, proxy: RewardModel) -> None:
         options = self.options
         steps = steps_for(len(work.problems), options.epochs, options.batch_size, options.max_steps)
-        every = save_every_for(steps, options.save_every)
-        hooks = hooks_of(work, Hooks())
-        GRPO(
-            GRPOOptions(
-                lr=options.lr,
-                weight_decay=options.weight_decay,
-                grad_clip=options.grad_clip,
-                scheduler=options.scheduler,
-                warmup_steps=options.warmup_steps,
-                optimizer=options.optimizer,
-                betas=options.betas,
-                eps=options.eps,
-                samples_per_prompt=options.samples_per_prompt,
-                batch_size=options.batch_size,
-                epochs=options.epochs,
-                max_steps=options.max_steps,
-                loss_type=algorithm.LossType(options.loss_type),
-                kl_coef=options.kl_coef,
-                kl_correction=False,
-                save_every=every,
-                lora=options.lora,
-            )
-        ).train(replace(work, extra={**work.extra, "hooks": replace(hooks, roll=scored_by(proxy))}))
+        same = {each.name: getattr(options, each.name) for each in fields(GRPOOptions) if hasattr(options, each.name)}
+        own = {
+            "loss_type": algorithm.LossType(options.loss_type),
+            "kl_correction": False,
+            "save_every": save_every_for(steps, options.save_every),
+        }
+        hooks = replace(hooks_of(work, Hooks()), roll=scored_by(proxy))
+        GRPO(GRPOOptions(**{**same, **own})).train(replace(work, extra={**work.extra, "hooks": hooks}))
 
 
 def _is_finished(folder: Path, identity: dict[str, Any], world: DistEnv) -> bool:

@@ -19,8 +19,8 @@ from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.guidance.collecting import comparisons
 from gpuherd.posttrain.guidance.data import of_comparisons
 from gpuherd.posttrain.guidance.options import ComparingOptions
-from gpuherd.posttrain.guidance.training import guided_policy, train_guide
-from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Row, Training
+from gpuherd.posttrain.guidance.training import GuidedAlgorithm, train_guide
+from gpuherd.posttrain.types import Collecting, Policy, Row, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,11 @@ class PITAOptions(ComparingOptions):
 
 
 @register
-class PITA(Algorithm):
+class PITA(GuidedAlgorithm):
     """See the module."""
 
     name: ClassVar[str] = "PITA"
-    guided: ClassVar[bool] = True
-    off_policy: ClassVar[bool] = True
-    Options = PITAOptions
-
-    def __init__(self, options: PITAOptions | None = None):
-        self.options = options or PITAOptions()
+    Options: ClassVar[type[PITAOptions]] = PITAOptions
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """Comparisons of two ends of the policy's greedy answers."""
@@ -49,7 +44,3 @@ class PITA(Algorithm):
     def train(self, work: Training) -> Policy:
         """Fits the classifier on the data of all rounds."""
         return train_guide(of_comparisons(work.rows, self.options), work, self.options)
-
-    def policy(self, work: Training) -> Policy:
-        """The reference, guided by the classifier."""
-        return guided_policy(work, self.options)

@@ -101,7 +101,7 @@ class PPO(PolicyGradient):
             own = [rollouts[place] for place in trainer.mine(rollouts)]
             now, values = trainer.score(own)
             drawn = trainer.old_logprobs(step, own, now)
-            items, told = estimated(
+            items, figures = estimated(
                 own, now, drawn, values, trainer.ref_logprobs(own), control.weight, trainer.world,
                 gamma=options.gamma, lam=options.gae_lambda, normalise=options.normalize_advantages,
             )  # fmt: skip
@@ -115,6 +115,6 @@ class PPO(PolicyGradient):
                 means = pooled_means(one_pass)
                 if options.target_kl is not None and means.get("approx_kl", 0.0) > options.target_kl:
                     break
-            told |= {"kl_coef": control.weight, "passes": number + 1.0}
-            control = control.after(told.get("divergence", 0.0), len(rollouts))
-            trainer.finish(step, rollouts, learnt, {**means, **told}, {"control": asdict(control)})
+            figures |= {"kl_coef": control.weight, "passes": number + 1.0}
+            control = control.after(figures.get("divergence", 0.0), len(rollouts))
+            trainer.finish(step, rollouts, learnt, {**means, **figures}, {"control": asdict(control)})

@@ -16,10 +16,9 @@ from typing import ClassVar
 
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.guidance.collecting import switched_rollouts
-from gpuherd.posttrain.guidance.data import of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
-from gpuherd.posttrain.guidance.training import guided_policy, train_guide
-from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Row, Training
+from gpuherd.posttrain.guidance.training import GuidedAlgorithm
+from gpuherd.posttrain.types import Collecting, Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,27 +30,13 @@ class QSharpOptions(ValueOptions):
 
 
 @register
-class QSharp(Algorithm):
+class QSharp(GuidedAlgorithm):
     """See the module."""
 
     name: ClassVar[str] = "QSharp"
     aliases: ClassVar[tuple[str, ...]] = ("q#",)
-    guided: ClassVar[bool] = True
-    off_policy: ClassVar[bool] = True
-    Options = QSharpOptions
-
-    def __init__(self, options: QSharpOptions | None = None):
-        self.options = options or QSharpOptions()
+    Options: ClassVar[type[QSharpOptions]] = QSharpOptions
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """Rollouts, rolled in by the policy of the round before and out by the reference."""
         return switched_rollouts(work, self.options.samples_per_example)
-
-    def train(self, work: Training) -> Policy:
-        """Fits the classifier on the data of all rounds."""
-        reward_range = None if work.task is None else work.task.reward_range
-        return train_guide(of_rollouts(work.rows, self.options, reward_range), work, self.options)
-
-    def policy(self, work: Training) -> Policy:
-        """The reference, guided by the classifier."""
-        return guided_policy(work, self.options)

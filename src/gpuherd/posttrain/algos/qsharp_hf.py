@@ -25,9 +25,9 @@ from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.guidance.collecting import comparisons
 from gpuherd.posttrain.guidance.data import of_comparisons, rows_of
 from gpuherd.posttrain.guidance.options import ComparingOptions, Loss
-from gpuherd.posttrain.guidance.training import guided_policy, refuse_value_model, train_guide
+from gpuherd.posttrain.guidance.training import GuidedAlgorithm, refuse_value_model, train_guide
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
-from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Row, Training
+from gpuherd.posttrain.types import Collecting, Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.dist_env import DistEnv
@@ -41,7 +41,7 @@ class ProxyLoss(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class QSharpHFOptions(ComparingOptions, ProxyOptions):
-    """Q#-HF's, beside ``ProxyOptions``. Raises UsageError.
+    """Q#-HF's, in addition to ``ProxyOptions``. Raises UsageError.
 
     Attributes:
         loss_type: of the classifier.
@@ -63,17 +63,12 @@ class QSharpHFOptions(ComparingOptions, ProxyOptions):
 
 
 @register
-class QSharpFromHumanFeedback(Algorithm):
+class QSharpFromHumanFeedback(GuidedAlgorithm):
     """See the module."""
 
     name: ClassVar[str] = "QSharp-HF"
     aliases: ClassVar[tuple[str, ...]] = ("q#-hf",)
-    guided: ClassVar[bool] = True
-    off_policy: ClassVar[bool] = True
-    Options = QSharpHFOptions
-
-    def __init__(self, options: QSharpHFOptions | None = None):
-        self.options = options or QSharpHFOptions()
+    Options: ClassVar[type[QSharpHFOptions]] = QSharpHFOptions
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """Comparisons of two ends of the policy's greedy answers; nothing where preferences are read from a file."""
@@ -88,10 +83,6 @@ class QSharpFromHumanFeedback(Algorithm):
             refuse_value_model(work.reference.model, work.value_model)
             scores = self._scores(work, train_proxy(work, pairs, self.options), pairs, world)
             return train_guide(of_comparisons([pairs], self.options, scores), work, self.options)
-
-    def policy(self, work: Training) -> Policy:
-        """The reference, guided by the classifier."""
-        return guided_policy(work, self.options)
 
     def _comparisons(self, work: Training) -> list[Comparison]:
         """Of all rounds."""

@@ -54,7 +54,7 @@ def canonical(name: str) -> str:
     found = _spellings(known)
     if plain in found:
         return found[plain]
-    if plain == "rpo":  # under that name alone it would be DPO, and nobody would see it
+    if plain == "rpo":  # under that name alone it would be DPO, silently
         raise UsageError(f"algorithm {name!r} is DPO with rpo_weight above 0: algorithm=DPO, rpo_weight=1")
     hint = did_you_mean(plain, found, show=found.__getitem__)
     raise UsageError(f"algorithm {name!r} is none of {', '.join(known)}{hint}")

@@ -104,8 +104,8 @@ def divergence(rollout: Rollout, reference: Sequence[float], log_probs: Sequence
     recorded when they were drawn: estimates the answer's KL divergence. 0 without a reference."""
     if not reference:
         return 0.0
-    told = zip(rollout.by_policy, rollout.log_probs if log_probs is None else log_probs, reference, strict=True)
-    return math.fsum(mine - theirs for chosen, mine, theirs in told if chosen and mine is not None)
+    tokens = zip(rollout.by_policy, rollout.log_probs if log_probs is None else log_probs, reference, strict=True)
+    return math.fsum(mine - theirs for chosen, mine, theirs in tokens if chosen and mine is not None)
 
 
 def leave_one_out(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:

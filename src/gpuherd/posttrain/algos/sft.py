@@ -119,9 +119,14 @@ class SFT(Algorithm):
     memory: ClassVar[Method] = Method.SFT
     Options: ClassVar[type[Options]] = Options
 
+    @property
+    def imitates(self) -> bool:
+        """Not where it learns from the policy's samples."""
+        return self.options.source == Source.ANSWERS
+
     def collect(self, work: Collecting) -> Iterator[Row]:
         """The demonstrations of this job's problems, or the policy's samples."""
-        if self.options.source == Source.ANSWERS:
+        if self.imitates:
             yield from _demonstrations(work)
             return
         from gpuherd.posttrain.rollout.sampler import sampler_of
@@ -168,7 +173,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class SFTObjective:
-    """SFT's loss, as ``engine.fit`` asks for it."""
+    """SFT's loss, an ``engine.fit.Objective``."""
 
     weights: Weights
     device: str

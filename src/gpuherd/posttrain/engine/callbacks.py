@@ -9,7 +9,7 @@
 A class has at least one of these methods; an instance is made without arguments. It runs in the training's own process,
 of several in the first one (rank 0), which waits for it. Nothing that it does changes what is learnt: what it raises is
 logged, once for each method and kind of error, and the training goes on. A training that resumes from a checkpoint
-makes a new instance, and steps behind the checkpoint are told again.
+makes a new instance, and reports the steps after the checkpoint again.
 
     python -P -m gpuherd.posttrain.engine.callbacks NAME ...
 

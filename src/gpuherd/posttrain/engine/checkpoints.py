@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd import atomic
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
-from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine import state
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.train_engine import TrainEngine
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 FORMAT = 2
-_FORMER = 1  # safetensors whose rows stand in a file beside each: still read
+_FORMER = 1  # safetensors with a file of row offsets for each: still read
 DIGESTS = "models_sha256"  # in an identity: of the files of the models that a training begins with
 FILE_BYTES = 1 << 30  # of a file of tensors; while it is written, a process holds it twice
 _NAME = re.compile(r"step-(\d{8,})")
@@ -92,7 +92,7 @@ class Checkpoints:
             "world_size": self.world.size,
             "identity": self.identity,
             "counters": trainee.counters(),
-            "numbers": strategies.state_numbers(trainee),
+            "numbers": state.state_numbers(trainee),
             "extra": dict(extra),
         }
         self._together(lambda: self._complete(target, temporary, about), only_main=True)
@@ -125,10 +125,10 @@ class Checkpoints:
             tensors: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
             kept = {name: (tuple(each.size), each.properties.dtype) for name, each in tensors.items()}
             _refuse_other_weights(restored.folder, trainee, {name: shape for name, (shape, _) in kept.items()})
-            state = strategies.empty_state(trainee, kept)
+            tensors_here = state.empty_state(trainee, kept)
             with _quietly():
-                load(state, storage_reader=reader, no_dist=self.world.size == 1)
-            strategies.set_optimizer_state(trainee, state, _numbers(restored.folder, about))
+                load(tensors_here, storage_reader=reader, no_dist=self.world.size == 1)
+            state.set_optimizer_state(trainee, tensors_here, _numbers(restored.folder, about))
             trainee.set_counters(about["counters"])
             self._restore_random(restored.folder, int(about["world_size"]))
         except CheckpointException as problem:
@@ -163,8 +163,8 @@ class Checkpoints:
         temporary.mkdir(parents=True)
 
     def _write_random(self, temporary: Path) -> None:
-        state = capture_random(self.world.device)
-        (temporary / _random_file(self.world.rank)).write_text(json.dumps(state), encoding="utf-8")
+        random = capture_random(self.world.device)
+        (temporary / _random_file(self.world.rank)).write_text(json.dumps(random), encoding="utf-8")
 
     def _write_tensors(self, temporary: Path, trainee: TrainEngine) -> None:
         from torch.distributed.checkpoint.api import CheckpointException
@@ -174,12 +174,12 @@ class Checkpoints:
 
         # What all processes hold whole, the main one writes.
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
-        state = _apart(strategies.state_of(trainee))
-        files = _files(state, FILE_BYTES)
+        tensors = state.unshared(state.state_of(trainee))
+        files = state.file_numbers(tensors, FILE_BYTES)
         writer = HuggingFaceStorageWriter(str(temporary), fqn_to_index_mapping=files, save_distributed=True)
         try:
             with _quietly():
-                save(state, storage_writer=writer, planner=planner, no_dist=self.world.size == 1)
+                save(tensors, storage_writer=writer, planner=planner, no_dist=self.world.size == 1)
         except CheckpointException as problem:
             raise _cause(problem) from None
 
@@ -299,38 +299,11 @@ def _reader(folder: Path, version: int) -> HuggingFaceStorageReader:
 
 
 def _numbers(folder: Path, about: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Of ``strategies.state_numbers``."""
+    """Of ``state.state_numbers``."""
     if about["format"] == FORMAT:
         return dict(about["numbers"])
     parts = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("part-*.json"))]
     return {name: plain for part in parts for name, plain in part["numbers"].items()}
-
-
-def _files(state: Mapping[str, Any], most: int) -> dict[str, int]:
-    """Into which of its files, counted from 1, each process writes a tensor: no more than so many bytes of its own in
-    one, since a file is put together in memory. The same in all processes."""
-    found: dict[str, int] = {}
-    number, filled = 1, 0
-    for name, each in state.items():
-        shares = each.device_mesh.size() if hasattr(each, "device_mesh") else 1
-        size = -(-each.numel() // shares) * each.element_size()
-        if filled and filled + size > most:
-            number, filled = number + 1, 0
-        found[name], filled = number, filled + size
-    return found
-
-
-def _apart(state: dict[str, Any]) -> dict[str, Any]:
-    """The same, a copy of each tensor but the first of those that lie in one place (bitsandbytes' tables, which all
-    weights share), as safetensors wants it."""
-    seen: set[int] = set()
-    found: dict[str, Any] = {}
-    for name, each in state.items():
-        local = each.to_local() if hasattr(each, "to_local") else each
-        place = local.untyped_storage().data_ptr()
-        found[name] = each.clone() if place and place in seen and local is each else each
-        seen.add(place)
-    return found
 
 
 @contextmanager

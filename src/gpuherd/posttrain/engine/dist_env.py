@@ -43,8 +43,8 @@ class Place:
 def place_told(environment: Mapping[str, str]) -> Place | None:
     """The place that torchrun's variables tell; None where there are none. Raises UsageError for half of them.
 
-    >>> told = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
-    >>> place_told(told)
+    >>> variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"}
+    >>> place_told(variables)
     Place(rank=5, size=8, local_rank=1)
     """
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
@@ -159,10 +159,6 @@ class DistEnv:
         total = value.detach().clone().contiguous()
         dist.all_reduce(total)
         return total
-
-    def mean(self, value: Tensor) -> Tensor:
-        """The mean over all processes, a new tensor; each process has the same."""
-        return self.sum(value) / self.size
 
     def total(self, value: float) -> float:
         """The sum of a number over all processes, in float64."""

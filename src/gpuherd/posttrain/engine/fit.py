@@ -24,11 +24,10 @@ from gpuherd import atomic
 from gpuherd.atomic import atomic_folder, settle
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError, naming_extras
-from gpuherd.posttrain.engine.callbacks import Callbacks
-from gpuherd.posttrain.engine.checkpoints import Checkpoints, differing, seed_all
-from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.checkpoints import differing, seed_all
 from gpuherd.posttrain.engine.dist_env import DistEnv
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Watching
+from gpuherd.posttrain.engine.recorder import Recorder
 from gpuherd.posttrain.engine.train_engine import Loss, NotFinite, StepFigures, TrainEngine
 
 if TYPE_CHECKING:
@@ -220,42 +219,29 @@ def fit(
         )
         if world.size > 1:
             seed_all(plan.seed + world.rank)  # each process drops out for itself
-        callbacks = Callbacks(plan.watching.callbacks, world, plan.folder, plan.total_steps)
-        _train(plan, rows, setup, trainee, callbacks)
+        recorder = Recorder(plan.folder, trainee, plan.watching, identity=plan.identity, total_steps=plan.total_steps)
+        with recorder:
+            _train(plan, rows, setup, trainee, recorder)
         record = {"identity": plan.identity, "steps": plan.total_steps, "batch_size": plan.batch_size}
         files = {**(extra_files or {}), RECORD: json.dumps(record) + "\n"}
         save_model(trainee, model_folder(plan.folder), setup.tokenizer, extra_files=files)
         if world.is_main:
             shutil.rmtree(plan.folder / "checkpoints", ignore_errors=True)
-        callbacks.end(model_folder(plan.folder))
+        recorder.end(model_folder(plan.folder))
         world.barrier()
     return model_folder(plan.folder)
 
 
 def _train(
-    plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT], trainee: TrainEngine, callbacks: Callbacks
+    plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT], trainee: TrainEngine, recorder: Recorder
 ) -> None:
-    world, watching, last = trainee.world, plan.watching, plan.total_steps
-    checkpoints = Checkpoints(plan.folder / "checkpoints", world, identity=plan.identity, keep=watching.keep)
-    checkpoints.restore(trainee)
-    begun = trainee.steps_done
+    begun, last = trainee.steps_done, plan.total_steps
     progress.report(begun, last, plan.stage)
-    with Curves(
-        plan.folder, world, watching.report_to, step=begun, name=watching.run_name, project=watching.project
-    ) as curves:
-        for items in _batches(plan, rows, setup.objective, world, begun):
-            figures = _step(plan, setup.objective, trainee, items)
-            step = trainee.steps_done
-            if step % watching.log_every == 0 or step == last:
-                curves.log(step, figures)
-            callbacks.step(step, figures)
-            if world.is_main:
-                progress.report(step, last, plan.stage)
-            stopping = watching.stopping is not None and world.any(watching.stopping())
-            if step < last and (stopping or watching.saves(step)):
-                callbacks.checkpoint(step, checkpoints.save(step, trainee, {}))
-            if step < last and stopping:
-                raise Stopped.after(step, last)
+    for items in _batches(plan, rows, setup.objective, trainee.world, begun):
+        figures = _step(plan, setup.objective, trainee, items)
+        if trainee.world.is_main:
+            progress.report(trainee.steps_done, last, plan.stage)
+        recorder.step(trainee.steps_done, figures)
 
 
 def _step(
@@ -364,7 +350,7 @@ def save_model(
         folder: takes the place of what lies there when all is written and synced. Of a PEFT model it is an adapter.
         tokenizer: is saved in the same folder.
         part: the submodule that is the transformers model, by its name in the trainee's module (``policy`` of a module
-            that has a value head beside it); the module itself by default.
+            that has a value head too); the module itself by default.
         extra_files: texts of further files in the folder, by name.
     """
     start = f"{part}." if part else ""

@@ -234,7 +234,7 @@ class Watching:
         log_every: steps between lines of the curves; the last step and those with figures of a check have one always.
         report_to, run_name, project: where curves go besides their file, and what they are called there.
         callbacks: classes that are called (``engine.callbacks``).
-        stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
+        stopping: called after each step; where it is true in any process, a checkpoint is saved and Stopped raised.
     """
 
     save_every: int | None = None

@@ -1,5 +1,5 @@
-"""A module made ready for training in several processes, by torch's DDP or torch's fully_shard (FSDP2) layer by layer,
-and its state by name, as checkpoints keep it.
+"""A module made ready for training: in several processes, by torch's DDP or torch's fully_shard (FSDP2) layer by layer;
+and its optimiser.
 
 fully_shard works on a CPU too. It divides each weight along its first dimension, in the order of ranks, as torch.chunk
 does; the optimiser's states that have the weight's shape are divided in the same way.
@@ -8,21 +8,13 @@ does; the optimiser's states that have the weight's shape are divided in the sam
 from __future__ import annotations
 
 import inspect
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import UsageError, naming_extras
 from gpuherd.posttrain.engine.dist_env import DistEnv
-from gpuherd.posttrain.engine.options import Sharding, StepOptions, Strategy
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpuherd.posttrain.engine.train_engine import TrainEngine
+from gpuherd.posttrain.engine.options import OptimiserOptions, Optimizer, Sharding, StepOptions, Strategy
 
 
 def check_strategy(steps: StepOptions, world: DistEnv) -> None:
@@ -123,8 +115,8 @@ def hold(module: Any, sharded: Any) -> None:
     """Gives a module without memory (on the meta device) this process's rows of the weights of the same module that is
     sharded already, each as an attribute of its weight, and the other's buffers.
 
-    The weights become placeholders of their shape that take the memory of one number: adapters and heads can be put
-    beside them as beside weights on the CPU. Their content follows once ``distributed`` has sharded the module.
+    The weights become placeholders of their shape that take the memory of one number: adapters and heads can be added
+    as to weights on the CPU. Their content follows once ``distributed`` has sharded the module.
     """
     import torch
 
@@ -264,124 +256,6 @@ def _move(module: Any, device: str) -> None:
         module.to(wanted)
 
 
-def state_of(trainee: TrainEngine) -> dict[str, Any]:
-    """The trained weights, the optimiser's states and the persistent buffers by name, as they lie in this process (as
-    DTensors where they are sharded): ``weights/NAME``, ``optimizer/NAME/KEY``, ``buffers/NAME``."""
-    if trainee.steps.shards:
-        reshard(trainee.plain)
-    found: dict[str, Any] = {}
-    for name, weight in trainee.weights.items():
-        found[f"weights/{name}"] = weight.detach()
-        for key, value in trainee.optimizer.state.get(weight, {}).items():
-            if hasattr(value, "shape"):
-                found[f"optimizer/{name}/{key}"] = value
-    persistent = trainee.plain.state_dict()
-    found |= {f"buffers/{name}": each for name, each in trainee.plain.named_buffers() if name in persistent}
-    return found
-
-
-def state_numbers(trainee: TrainEngine) -> dict[str, dict[str, float]]:
-    """The optimiser's states that are plain numbers, by the weight's name (bitsandbytes counts its steps so)."""
-    states = {name: trainee.optimizer.state.get(weight, {}) for name, weight in trainee.weights.items()}
-    plain = {
-        name: {key: value for key, value in state.items() if isinstance(value, int | float)}
-        for name, state in states.items()
-    }
-    return {name: numbers for name, numbers in plain.items() if numbers}
-
-
-def empty_state(trainee: TrainEngine, kept: Mapping[str, tuple[tuple[int, ...], Any]]) -> dict[str, Any]:
-    """Tensors to read a kept state into, by the names of ``state_of``: the weights and buffers themselves, and new ones
-    for the optimiser, which lie and are divided as their weight is where they have its shape.
-
-    Args:
-        kept: whole shape and dtype of each tensor.
-
-    Raises KeyError for a name that the trainee does not have.
-    """
-    import torch
-
-    if trainee.steps.shards:
-        reshard(trainee.plain)
-    buffers = dict(trainee.plain.named_buffers())
-    found: dict[str, Any] = {}
-    for full, (shape, dtype) in kept.items():
-        kind, _, name = full.partition("/")
-        if kind == "weights":
-            found[full] = trainee.weights[name].detach()
-        elif kind == "buffers":
-            found[full] = buffers[name]
-        else:
-            name, _, key = name.rpartition("/")
-            weight = trainee.weights[name].detach()
-            if key == "step":  # torch counts steps on the CPU
-                found[full] = torch.empty(shape, dtype=dtype)
-            elif shape == tuple(weight.shape):
-                found[full] = torch.empty_like(weight, dtype=dtype)
-            else:  # bitsandbytes' tables
-                found[full] = torch.empty(shape, dtype=dtype, device=weight.device)
-    return found
-
-
-def set_optimizer_state(
-    trainee: TrainEngine, state: Mapping[str, Any], numbers: Mapping[str, dict[str, float]]
-) -> None:
-    """Gives the optimiser the states of ``empty_state``, once they are read, and of ``state_numbers``."""
-    states: dict[str, dict[str, Any]] = {name: dict(plain) for name, plain in numbers.items()}
-    for full, tensor in state.items():
-        kind, _, name = full.partition("/")
-        if kind == "optimizer":
-            name, _, key = name.rpartition("/")
-            states.setdefault(name, {})[key] = tensor
-    trainee.optimizer.state.clear()
-    for name, each in states.items():
-        trainee.optimizer.state[trainee.weights[name]] = each
-
-
-def whole_state(
-    module: Any, wanted: Callable[[str], bool] | None, spill: Path | None, *, keep: bool
-) -> dict[str, Tensor]:
-    """See ``TrainEngine.full_state``; where not ``keep`` this process takes part, and nothing is returned."""
-    state: dict[str, Tensor] = {}
-    done: dict[int, Tensor | None] = {}  # weights that are tied are one
-    problem: OSError | None = None
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if wanted is not None and not wanted(name):
-            continue
-        if id(tensor) not in done:
-            done[id(tensor)] = None
-            sharded = hasattr(tensor, "full_tensor")
-            whole = (tensor.full_tensor() if sharded else tensor).detach()
-            if keep and problem is None:
-                try:
-                    done[id(tensor)] = _on_disk(whole, spill) if sharded and spill else whole.cpu()
-                except OSError as trouble:
-                    problem = trouble
-        if (kept := done[id(tensor)]) is not None:
-            state[name] = kept
-    if problem is not None:
-        raise problem
-    return state
-
-
-def _on_disk(tensor: Tensor, folder: Path) -> Tensor:
-    """A copy of the tensor in a file of this folder that has no name and ends with it. Raises OSError."""
-    import torch
-
-    if not tensor.numel():
-        return tensor.cpu()
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".weights-")
-    try:
-        # Before it is mapped: writing where the disk is full would end the process.
-        os.posix_fallocate(descriptor, 0, tensor.nbytes)
-        mapped = torch.from_file(name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
-    finally:
-        os.close(descriptor)
-        Path(name).unlink()
-    return mapped.view(tensor.shape).copy_(tensor)
-
-
 def without_dropout(module: Any) -> None:
     """Switches a model's dropout off: the policy that learns is the one that sampled, and no other one at each pass."""
     from torch.nn.modules.dropout import _DropoutNd
@@ -392,3 +266,43 @@ def without_dropout(module: Any) -> None:
         for name, value in list(vars(each).items()):  # of attention, which hands the number on
             if "dropout" in name and isinstance(value, float):
                 setattr(each, name, 0.0)
+
+
+# --- the optimiser ---------------------------------------------------------------------------------------------------
+
+
+def trainable(module: Any) -> dict[str, Any]:
+    """The trainable weights by name, in the module's order. Raises UsageError where there are none."""
+    found = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    if not found:
+        raise UsageError(f"{type(module).__name__} has no weight that is to be trained")
+    return found
+
+
+def make_optimizer(weights: dict[str, Any], options: OptimiserOptions, *, sharded: bool) -> Any:
+    """An optimiser with two groups: matrices with weight decay, and what has one dimension or none without.
+
+    Raises UsageError for 8-bit states of sharded weights, MissingExtra without bitsandbytes.
+    """
+    import torch
+
+    groups = [
+        {"params": [each for each in weights.values() if each.ndim >= 2], "weight_decay": options.weight_decay},
+        {"params": [each for each in weights.values() if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if options.optimizer == Optimizer.SGD:
+        return torch.optim.SGD(groups, lr=options.learning_rate)
+    if options.optimizer == Optimizer.ADAMW:
+        return torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps)
+    if sharded:
+        raise UsageError("optimizer adamw-8bit with strategy fsdp: bitsandbytes can't divide its states; use adamw")
+    with naming_extras({"bitsandbytes": "bnb"}, "8-bit optimisers take"):
+        import bitsandbytes
+    return bitsandbytes.optim.AdamW8bit(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps)
+
+
+def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
+    """For the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate

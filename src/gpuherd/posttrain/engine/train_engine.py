@@ -15,10 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpuherd.errors import GpuherdError, UsageError, naming_extras
-from gpuherd.posttrain.engine import strategies
+from gpuherd.errors import GpuherdError
+from gpuherd.posttrain.engine import state, strategies
 from gpuherd.posttrain.engine.dist_env import DistEnv
-from gpuherd.posttrain.engine.options import OptimiserOptions, Optimizer, StepOptions, learning_rate
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, learning_rate
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ class TrainEngine:
             strategies.enable_checkpointing(module)
         self.plain = module
         self.module = strategies.distributed(module, steps, world, self._amp, layers, all_used=all_used)
-        self.weights = trainable(module)
-        self.optimizer = make_optimizer(self.weights, optimiser, sharded=steps.shards)
+        self.weights = strategies.trainable(module)
+        self.optimizer = strategies.make_optimizer(self.weights, optimiser, sharded=steps.shards)
         self.scaler = torch.amp.GradScaler(self._kind, enabled=self._amp is torch.float16)
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class TrainEngine:
         if not math.isfinite(norm) and not self.scaler.is_enabled():
             self.optimizer.zero_grad(set_to_none=True)
             raise NotFinite(f"step {self.steps_done + 1}: the gradient's norm is {norm}; the weights are as before")
-        set_learning_rate(self.optimizer, rate)
+        strategies.set_learning_rate(self.optimizer, rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -315,7 +315,7 @@ class TrainEngine:
         """
         if self.steps.shards:
             strategies.reshard(self.plain)
-        return strategies.whole_state(self.plain, wanted, spill, keep=self.world.is_main)
+        return state.whole_state(self.plain, wanted, spill, keep=self.world.is_main)
 
     # --- going on exactly ---------------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class TrainEngine:
         return {"steps_done": self.steps_done, "micro": asdict(self.micro), "scaler": self.scaler.state_dict()}
 
     def set_counters(self, counters: Mapping[str, Any]) -> None:
-        """From ``counters``. The micro-batch that is asked for now stands above the one that was."""
+        """From ``counters``. The micro-batch is as it was, unless the options say another size now."""
         self.steps_done = int(counters["steps_done"])
         kept = MicroBatch(**counters["micro"])
         self.micro = kept if kept.most == self.steps.micro_batch_size else MicroBatch.of(self.steps.micro_batch_size)
@@ -396,7 +396,7 @@ class MicroBatch:
     """The size of micro-batches where it follows the memory.
 
     Attributes:
-        most: as asked for.
+        most: of the options.
         size: now.
         calm: steps since it last changed.
         patience: so many calm steps before it grows; doubled whenever it had grown too far, so that a size that never
@@ -414,7 +414,7 @@ class MicroBatch:
 
     @classmethod
     def of(cls, most: int) -> MicroBatch:
-        """As asked for."""
+        """Of this size."""
         return cls(most, most)
 
     def halved(self, items: int) -> MicroBatch | None:
@@ -432,43 +432,3 @@ class MicroBatch:
         if self.calm + 1 < self.patience:
             return replace(self, calm=self.calm + 1)
         return replace(self, size=min(self.most, 2 * self.size), calm=0, grown=True)
-
-
-# --- the optimiser ---------------------------------------------------------------------------------------------------
-
-
-def trainable(module: Any) -> dict[str, Any]:
-    """The trainable weights by name, in the module's order. Raises UsageError where there are none."""
-    found = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-    if not found:
-        raise UsageError(f"{type(module).__name__} has no weight that is to be trained")
-    return found
-
-
-def make_optimizer(weights: dict[str, Any], options: OptimiserOptions, *, sharded: bool) -> Any:
-    """An optimiser with two groups: matrices with weight decay, and what has one dimension or none without.
-
-    Raises UsageError for 8-bit states of sharded weights, MissingExtra without bitsandbytes.
-    """
-    import torch
-
-    groups = [
-        {"params": [each for each in weights.values() if each.ndim >= 2], "weight_decay": options.weight_decay},
-        {"params": [each for each in weights.values() if each.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if options.optimizer == Optimizer.SGD:
-        return torch.optim.SGD(groups, lr=options.learning_rate)
-    if options.optimizer == Optimizer.ADAMW:
-        return torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps)
-    if sharded:
-        raise UsageError("optimizer adamw-8bit with strategy fsdp: bitsandbytes can't divide its states; use adamw")
-    with naming_extras({"bitsandbytes": "bnb"}, "8-bit optimisers take"):
-        import bitsandbytes
-    return bitsandbytes.optim.AdamW8bit(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps)
-
-
-def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
-    """For the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate

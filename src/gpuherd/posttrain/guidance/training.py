@@ -14,29 +14,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.engines import progress
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.lm.guidance.guide import FILE, Head, read_form
 from gpuherd.posttrain.engine.checkpoints import DIGESTS, differing
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching, hooks_of
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Watching, hooks_of
 from gpuherd.posttrain.guidance.checking import validate
-from gpuherd.posttrain.guidance.data import Data, Example, digest
+from gpuherd.posttrain.guidance.data import Data, Example, digest, of_rollouts
 from gpuherd.posttrain.guidance.losses import Objective, batches_of
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
-from gpuherd.posttrain.types import Policy, Training
+from gpuherd.posttrain.types import Algorithm, Policy, Training
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.classifier import Classifier
-    from gpuherd.posttrain.engine.callbacks import Callbacks
-    from gpuherd.posttrain.engine.checkpoints import Checkpoints
-    from gpuherd.posttrain.engine.curves import Curves
+    from gpuherd.posttrain.engine.recorder import Recorder
     from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 logger = logging.getLogger(__name__)
 
+
 _WINDOW = 16  # batches whose examples are sorted by length among themselves: less padding, and still mixed
+
+
+class GuidedAlgorithm(Algorithm):
+    """Collects data, fits a classifier on that of all rounds, and guides the reference by it."""
+
+    guided: ClassVar[bool] = True
+    off_policy: ClassVar[bool] = True
+    Options: ClassVar[type[ValueOptions]]
+    options: Any
+
+    def __init__(self, options: Any = None):
+        self.options = self.Options() if options is None else options
+
+    def train(self, work: Training) -> Policy:
+        """See ``Algorithm.train``; of rollouts."""
+        reward_range = None if work.task is None else work.task.reward_range
+        return train_guide(of_rollouts(work.rows, self.options, reward_range), work, self.options)
+
+    def policy(self, work: Training) -> Policy:
+        """The reference, guided by the classifier."""
+        return guided_policy(work, self.options)
 
 
 def train_guide(data: Data, work: Training, options: ValueOptions) -> Policy:
@@ -174,10 +194,8 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
         _refuse_another(done, plan)
         _forget(work.folder)  # a kill between both leaves them
         return
-    from gpuherd.posttrain.engine.callbacks import Callbacks
-    from gpuherd.posttrain.engine.checkpoints import Checkpoints
-    from gpuherd.posttrain.engine.curves import Curves
     from gpuherd.posttrain.engine.dist_env import DistEnv
+    from gpuherd.posttrain.engine.recorder import Recorder
     from gpuherd.posttrain.engine.train_engine import TrainEngine
 
     with DistEnv.from_environment(work.device) as world:
@@ -192,32 +210,17 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
             total_steps=len(plan.batches),
             amp_dtype=work.precision.amp_dtype,
         )
-        watched = hooks_of(work, Watching(options.save_every))
-        checkpoints = Checkpoints(work.folder / "checkpoints", world, identity=plan.identity(), keep=watched.keep)
-        if checkpoints.restore(trainee) is not None:
+        watching = hooks_of(work, Watching(options.save_every))
+        recorder = Recorder(work.folder, trainee, watching, identity=plan.identity(), total_steps=len(plan.batches))
+        if recorder.restored is not None:
             logger.info("going on behind step %d of %d", trainee.steps_done, len(plan.batches))
-        with Curves(
-            work.folder,
-            world,
-            watched.report_to,
-            step=trainee.steps_done,
-            name=watched.run_name,
-            project=watched.project,
-        ) as curves:
-            callbacks = Callbacks(watched.callbacks, world, work.folder, len(plan.batches))
-            _train(plan, trainee, checkpoints, curves, watched, callbacks)
+        with recorder:
+            _train(plan, trainee, recorder)
         _save(plan, classifier, trainee)
-        callbacks.end(work.folder / "model")
+        recorder.end(work.folder / "model")
 
 
-def _train(
-    plan: TrainPlan,
-    trainee: TrainEngine,
-    checkpoints: Checkpoints,
-    curves: Curves,
-    watched: Watching,
-    callbacks: Callbacks,
-) -> None:
+def _train(plan: TrainPlan, trainee: TrainEngine, recorder: Recorder) -> None:
     options, amp_dtype, last = plan.options, plan.work.precision.amp_dtype, len(plan.batches)
     objective = _objective(plan.data, trainee.world.device)
     mine = [list(trainee.world.share(batch)) for batch in plan.batches[trainee.steps_done :]]
@@ -231,18 +234,8 @@ def _train(
         }
         validates = step in plan.ends and bool(plan.data.held_out)
         found = validate(trainee, plan.data.held_out, objective, options, amp_dtype) if validates else {}
-        figures |= found
-        if validates or step % watched.log_every == 0 or step == last:
-            curves.log(step, figures)
-        callbacks.step(step, figures)
-        if validates:
-            callbacks.evaluation(step, found)
         progress.report(step, last, "training the classifier")
-        stopping = watched.stopping is not None and trainee.world.any(watched.stopping())
-        if step < last and (stopping or watched.saves(step)):
-            callbacks.checkpoint(step, checkpoints.save(step, trainee, {}))
-        if step < last and stopping:
-            raise Stopped.after(step, last)
+        recorder.step(step, figures, evaluated=found)
 
 
 def _objective(data: Data, device: str) -> Objective:

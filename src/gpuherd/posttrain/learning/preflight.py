@@ -34,7 +34,7 @@ from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.rewards.function import FunctionRewards
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, check_lengths, lengths_of
 from gpuherd.posttrain.runs.blocks import ModelPair
-from gpuherd.posttrain.runs.memory import TrainingTask, scoring_memory
+from gpuherd.posttrain.runs.memory import Scorer, TrainingTask
 from gpuherd.posttrain.runs.plan import StepRequest
 from gpuherd.posttrain.runs.prepare import refuse_frozen, refuse_proxy
 from gpuherd.posttrain.types import Problem, Split
@@ -207,7 +207,7 @@ def training_task(
     rollouts = -(-settings.keys["training.num_rollouts_per_iteration"] // processes) + group
     steps = settings.steps(processes)
     return TrainingTask(
-        name=f"{choice.name.upper()} of {settings.model}, {lengths.said}",
+        name=f"{choice.algorithm} of {settings.model}, {lengths.said}",
         choice=choice,
         family=ModelPair(settings.model),
         loaded=settings.precision,
@@ -229,20 +229,41 @@ def need_of(
 
     Raises JobCannotFit where it fits on none of them, with what would fit; MissingModel, BadModel.
     """
-    task, sampling = training_task(settings, cards, processes, lengths), settings.sampling
-    env = settings.policy_env
-    scored_by = None if env is None else env.task.reward_model
-    longest = lengths.prompt + sampling.max_new_tokens
-    need = task.memory(lambda: 0 if scored_by is None else scoring_memory(scored_by, None, longest, task.cards))
+    sampling = settings.sampling
+    scorers = _scorers(settings, lengths.prompt + sampling.max_new_tokens)
+    task = replace(training_task(settings, cards, processes, lengths), scorers=scorers)
+    need = task.memory()
     memory, said = need.memory_mb, f"{need.said}, {lengths.said}"
     for model in _answers_apart(settings):  # a model of its own, before or behind the training
         architecture, precision = read_with_precision(model, settings.precision.dtype)
         load = Workload(sampling.batch_size, lengths.prompt, sampling.max_new_tokens)
         known = task.cards or [GpuSpec("0", "", total=0, free=1 << 60)]  # not known: without an end of room
         alone = resources_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb
+        alone += sum(each.memory(known) for each in scorers)
+        scored = "".join(f", scored by {each.model}" for each in scorers)
         if alone > memory:
-            memory, said = alone, f"{load.batch} answers at once of {architecture.model}, beside {said}"
+            memory, said = alone, f"{load.batch} answers at once of {architecture.model}{scored}, beside {said}"
     return StepRequest(task.gpus, memory, f"{said}: {gib(memory * MIB)} on each GPU")
+
+
+def _scorers(settings: TrainSettings, tokens: int) -> tuple[Scorer, ...]:
+    """The reward models that lie in memory: of the environment that is learnt from, and of each that is evaluated."""
+    blocks = [*filter(None, [settings.policy_env]), *(settings.eval_envs if settings.eval_every else ())]
+    models = [(_reward_model(each), each.task) for each in blocks]
+    return tuple(Scorer(model, tokens, task.dtype, task.reward_batch_size) for model, task in models if model)
+
+
+def _reward_model(block: EnvironmentOptions) -> str | None:
+    """The model that scores in an environment: the named one, or a task's own. Reads no problem."""
+    from gpuherd.posttrain.data.registry import is_task, make_task
+
+    told = block.task
+    named = told.reward_model is not None or told.reward is not None or block.env_type != "task"
+    if named or block.dataset is None or not is_task(block.dataset):
+        return told.reward_model
+    with closing(make_task(block.dataset, replace(told, settings=block.settings, device="cpu"))) as task:
+        found: str | None = getattr(task, "reward_model", None)
+    return found
 
 
 def _answers_apart(settings: TrainSettings) -> list[str]:

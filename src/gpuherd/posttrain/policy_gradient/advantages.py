@@ -93,7 +93,7 @@ def grouped_advantages(
     for reward, group in zip(rewards, groups, strict=True):
         members.setdefault(group, []).append(reward)
     means = {group: math.fsum(each) / len(each) for group, each in members.items()}
-    told = {group for group, each in members.items() if max(each) > min(each)}
+    unequal = {group for group, each in members.items() if max(each) > min(each)}
     seen = moments if normalization == Normalization.RUNNING else None  # of this batch alone with ``batch``
     overall = RunningMoments().after(rewards).std if seen is None else seen.std
 
@@ -103,9 +103,9 @@ def grouped_advantages(
         own = RunningMoments().after(members[group]).std if normalization == Normalization.GROUP else overall
         return own + eps
 
-    scales = {group: spread(group) for group in told}
+    scales = {group: spread(group) for group in unequal}
     return [
-        (reward - means[group]) / scales[group] if group in told else 0.0
+        (reward - means[group]) / scales[group] if group in unequal else 0.0
         for reward, group in zip(rewards, groups, strict=True)
     ]
 
@@ -201,8 +201,8 @@ def gaps(rollout: Rollout, now: Sequence[float], reference: Sequence[float]) -> 
     estimates the answer's KL divergence from the reference."""
     if not reference:
         return [0.0] * len(rollout.ids)
-    told = zip(rollout.by_policy, now, reference, strict=True)
-    return [mine - theirs if chosen else 0.0 for chosen, mine, theirs in told]
+    tokens = zip(rollout.by_policy, now, reference, strict=True)
+    return [mine - theirs if chosen else 0.0 for chosen, mine, theirs in tokens]
 
 
 def estimated(
@@ -249,13 +249,13 @@ def estimated(
             rollouts, advantages.tolist(), drawn, references, guesses.tolist(), returns.tolist(), strict=True
         )
     ]
-    told = {"value": _mean(sums[2]), "return": _mean(sums[1])}
+    figures = {"value": _mean(sums[2]), "return": _mean(sums[1])}
     if _variance(sums[1]) > 0:
-        told["explained_variance"] = 1 - _variance(sums[3]) / _variance(sums[1])
+        figures["explained_variance"] = 1 - _variance(sums[3]) / _variance(sums[1])
     apart = [math.fsum(gaps(each, mine, theirs)) for each, mine, theirs in zip(rollouts, now, references, strict=True)]
     if world.any(any(references)):
-        told["divergence"] = world.total(math.fsum(apart)) / max(1.0, world.total(float(len(rollouts))))
-    return items, told
+        figures["divergence"] = world.total(math.fsum(apart)) / max(1.0, world.total(float(len(rollouts))))
+    return items, figures
 
 
 def _added(columns: Sequence[Tensor], world: DistEnv) -> list[list[float]]:

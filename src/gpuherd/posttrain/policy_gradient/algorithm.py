@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MODEL = "model"
 _ADAPTER = "adapter_config.json"
 
-# Micro-batches whose log-probs are asked at once without gradients: none are kept, so more than are learnt from.
+# Micro-batches whose log-probs are computed at once without gradients: none are kept, so more than are learnt from.
 ASKED_AT_ONCE = 4
 
 # Of an option that came later: checkpoints of before, which don't have it, go on where it is at its default.
@@ -45,7 +45,7 @@ class LossType(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(Optimised):
-    """Of algorithms whose training samples, beside ``Optimised``. Raises UsageError.
+    """Of algorithms whose training samples, in addition to ``Optimised``. Raises UsageError.
 
     Attributes:
         samples_per_prompt: rollouts of each problem: a group.
@@ -83,7 +83,7 @@ class SamplingOptions(Optimised):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions(SamplingOptions):
-    """Of policy gradients, beside ``SamplingOptions``. Raises UsageError.
+    """Of policy gradients, in addition to ``SamplingOptions``. Raises UsageError.
 
     Attributes:
         kl_coef: weight of the KL divergence from the reference; at 0 none is loaded.

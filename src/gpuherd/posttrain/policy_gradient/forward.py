@@ -68,7 +68,7 @@ class Pass:
 
     Attributes:
         log_probs: of each token, in the softmax of the logits over the temperature; 0 where it is not wanted.
-        entropies: of that softmax, nats, 0 where it is not wanted; with a gradient only where it was asked for.
+        entropies: of that softmax, nats, 0 where it is not wanted; with a gradient where ``entropy_gradient`` is set.
         values: of the value head before each token is chosen, padding has numbers without meaning; None where the model
             has none.
     """
@@ -101,11 +101,21 @@ def forward(
     return Pass(found.log_probs[:, -places:], found.entropies[:, -places:], values)
 
 
+def forward_spare(module: Any, device: str) -> None:
+    """A pass over one token whose result is not used: processes that share a module divided by FSDP do equally many."""
+    forward(module, batch_of([Rollout("", 0, (0,), (0,), (True,), (None,), "", 0.0, None, True)], device), 1.0)
+
+
 def score_rollouts(
-    module: Any, rollouts: Sequence[Rollout], temperature: float, device: str, rows: int
+    module: Any, rollouts: Sequence[Rollout], temperature: float, device: str, rows: int, passes: int = 0
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Log-probs and values of all tokens behind the prompts, of each rollout a list, without gradients; values are
-    empty lists where the model has none. ``rows``: so many at a time, those of like lengths together."""
+    empty lists where the model has none.
+
+    Args:
+        rows: so many at a time, those of like lengths together.
+        passes: so many at least, the last ones spare.
+    """
     import torch
 
     order = sorted(range(len(rollouts)), key=lambda place: _length(rollouts[place]))
@@ -120,6 +130,8 @@ def score_rollouts(
                 log_probs[place] = made.log_probs[number, :length].tolist()
                 if made.values is not None:
                     values[place] = made.values[number, :length].tolist()
+        for _ in range(-(-len(order) // rows), passes):
+            forward_spare(module, device)
     return log_probs, values
 
 

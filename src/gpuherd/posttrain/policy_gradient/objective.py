@@ -1,4 +1,4 @@
-"""The loss of some rollouts with their advantages, as an optimiser step asks for it: losses token by token, how they
+"""The loss of some rollouts with their advantages, as an optimiser step takes it: losses token by token, how they
 are added up, and figures of them.
 
 Losses are pure functions of tensors of any float dtype; all take and return (rows, tokens), and what stands where the
@@ -200,28 +200,28 @@ class Objective:
         old = self._beside(now, mask, [None if each.old is None else _numbers(each.old) for each in items])
         advantages = self._numbers([each.advantages for each in items], batch)
         log_ratio = answer_log_ratio(now - old, mask) if self.loss_type == LossType.GSPO else now - old
-        told = {"entropy": made.entropies, "approx_kl": approximate_kl(now - old)}
+        figures = {"entropy": made.entropies, "approx_kl": approximate_kl(now - old)}
         if self.clip is None:
             per_token = -advantages * now
         else:
             per_token = clipped_loss(log_ratio, advantages, *self.clip, self.clip_most)
-            told["clipped"] = clipped_share(log_ratio, advantages, *self.clip, self.clip_most)
+            figures["clipped"] = clipped_share(log_ratio, advantages, *self.clip, self.clip_most)
         if self.kl_coef:
             reference = self._beside(now, mask, [each.reference for each in items])
-            told["kl"] = kl_estimate(now, reference)
+            figures["kl"] = kl_estimate(now, reference)
             correction = log_ratio.exp() if self.kl_correction else 1.0
-            per_token = per_token + self.kl_coef * correction * told["kl"]
+            per_token = per_token + self.kl_coef * correction * figures["kl"]
         if self.entropy_coef:
             per_token = per_token - self.entropy_coef * made.entropies
         if self.value_coef:
-            told["value_loss"] = self._value_loss(items, made, batch)
-            per_token = per_token + self.value_coef * told["value_loss"]
+            figures["value_loss"] = self._value_loss(items, made, batch)
+            per_token = per_token + self.value_coef * figures["value_loss"]
         before = now.detach() if self.recorded else old
         sampler = self._numbers([_numbers(each.rollout.log_probs, math.nan) for each in items], batch)
         self._measure(items, before, sampler, mask)
         if self.correction is not Correction.NONE:
             per_token = per_token * importance_weights(before, sampler, mask, self.correction, self.correction_cap)
-        return Loss(summed(torch.where(mask, per_token, 0.0), mask, self.loss_type), sums_of(mask, **told))
+        return Loss(summed(torch.where(mask, per_token, 0.0), mask, self.loss_type), sums_of(mask, **figures))
 
     def weight(self, items: Sequence[Item]) -> float:
         """What ``loss`` of these items is divided by."""
@@ -229,7 +229,7 @@ class Objective:
 
     def sampler_figures(self, world: DistEnv) -> dict[str, float]:
         """How far the sampler's recorded log-probs are from the policy's before the step, over the tokens of all
-        processes since this was last asked for: ``sampler_weight`` (the mean of w), ``sampler_weight_max`` and
+        processes since the last call: ``sampler_weight`` (the mean of w), ``sampler_weight_max`` and
         ``sampler_kl`` (nats a token). None where they differ by rounding alone and the sampler is not ``apart``, and
         where only passes with an adapter's dropout are there to compare with.
         """
@@ -238,8 +238,8 @@ class Objective:
         return {} if found is None else found.figures(rounding=self.apart)
 
     def _measure(self, items: Sequence[Item], before: Tensor, sampler: Tensor, mask: Tensor) -> None:
-        """Notes the mismatch of each item where it is first seen since the figures were last asked for: where the
-        log-probs before the step were not asked for, that is when they are nearest to it."""
+        """Notes the mismatch of each item where it is first seen since the last ``sampler_figures``: where the
+        log-probs before the step were not computed, that is when they are nearest to it."""
         import torch
 
         scored = not self.recorded and any(each.old is not None for each in items)

@@ -140,13 +140,13 @@ def figures_of(rollouts: Sequence[Rollout], learnt: Sequence[StepFigures]) -> di
     rewards = [each.reward for each in rollouts]
     groups = groups_of(rollouts)
     moments = RunningMoments().after(rewards)
-    told = [each.correct for each in rollouts if each.correct is not None]
+    verdicts = [each.correct for each in rollouts if each.correct is not None]
     losses = [each.loss for each in learnt if each.loss is not None]
     norms = [each.grad_norm for each in learnt if each.grad_norm is not None]
     return {
         "reward": moments.mean,
         "reward_std": moments.std,
-        "correct": mean(told),
+        "correct": mean(verdicts),
         "finished": mean([each.finished for each in rollouts]),
         "length": mean([sum(each.by_policy) for each in rollouts]),
         "rollouts": float(len(rollouts)),

@@ -1,5 +1,5 @@
-"""The policy in training: loaded with what is trained, perhaps with a value head, beside its reference, and saved as a
-whole or not at all.
+"""The policy in training: loaded with what is trained, perhaps with a value head; its reference; and its files, which
+are written as a whole or not at all.
 
 Imports torch: imported only where a model is trained.
 """
@@ -18,18 +18,19 @@ from torch import Tensor, nn
 
 from gpuherd import atomic
 from gpuherd.errors import BadModel, UsageError, naming_extras
+from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.fit import save_model
-from gpuherd.posttrain.engine.options import Lora
-from gpuherd.posttrain.engine.strategies import without_dropout
-from gpuherd.posttrain.engine.train_engine import TrainEngine
+from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
+from gpuherd.posttrain.engine.train_engine import TrainEngine, pieces_needed
 from gpuherd.posttrain.policy_gradient.algorithm import MODEL
 from gpuherd.posttrain.policy_gradient.forward import score_rollouts
 from gpuherd.posttrain.rollout.loading import LoadedModel, load_anew, load_frozen
-from gpuherd.posttrain.types import Policy, Precision, Rollout
+from gpuherd.posttrain.types import Policy, Precision, Rollout, Training
 
 logger = logging.getLogger(__name__)
 
-CRITIC = "critic"  # the folder of the value head, beside the model
+CRITIC = "critic"  # the folder of the value head, next to the model's
 _FILE = "value_head.safetensors"
 
 
@@ -58,7 +59,7 @@ class ValuedPolicy(nn.Module):
         behind it."""
         last: list[Tensor] = []
         inner = self.policy.get_base_model() if hasattr(self.policy, "peft_type") else self.policy
-        # The body's own output, since a model that is asked for hidden states keeps those of all layers.
+        # The body's own output, since output_hidden_states would keep those of all layers.
         hook = inner.base_model.register_forward_hook(lambda _module, _given, made: last.append(made[0]))
         try:
             made = self.policy(**words)
@@ -115,7 +116,7 @@ def load_for_training(
         _keep_codes(loaded.module)
     else:
         loaded = load_anew(policy.model, precision, device, sharded=sharded)
-    without_dropout(loaded.module)
+    strategies.without_dropout(loaded.module)
     if policy.adapter is not None:
         loaded.module = _with_trainable(loaded.module, policy.adapter)
     elif lora is not None:
@@ -164,30 +165,58 @@ def _with_new(module: Any, lora: Lora) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Reference:
-    """The policy that everything began with: a model of its own, or the trained one without its adapter.
+    """The policy that everything began with, frozen: a model of its own, or the trained one without its adapter.
 
     Attributes:
-        module: in evaluation mode.
-        shared: it is the trained one; its adapter is switched off while it is asked.
+        module: whole in each process, or divided by FSDP.
+        shared: it is the trained one; its adapter is switched off while it computes.
+        divided: it is a model of its own, of which each process holds its rows.
     """
 
     module: Any
     shared: bool
-    device: str
+    world: DistEnv
+    divided: bool = False
+
+    @contextmanager
+    def frozen(self) -> Iterator[Any]:
+        """The module for passes without gradients, in evaluation mode. Of a divided one, all processes do as many."""
+        with torch.no_grad(), self.module.disable_adapter() if self.shared else nullcontext(), evaluating(self.module):
+            yield self.module
+        if self.divided:  # torch before 2.8 keeps what is around the layers whole
+            strategies.reshard(self.module)
 
     def log_probs(self, rollouts: Sequence[Rollout], temperature: float, rows: int) -> list[list[float]]:
-        """Of all tokens behind the prompts, at the sampling temperature."""
-        with self.module.disable_adapter() if self.shared else nullcontext(), evaluating(self.module):
-            return score_rollouts(self.module, rollouts, temperature, self.device, rows)[0]
+        """Of all tokens behind the prompts of this process's rollouts, at the sampling temperature, ``rows`` rollouts a
+        pass. Of a divided reference all processes call it together."""
+        passes = pieces_needed(len(rollouts), rows)
+        passes = max(self.world.gather(passes)) if self.divided else passes
+        with self.frozen() as module:
+            return score_rollouts(module, rollouts, temperature, self.world.device, rows, passes)[0]
 
 
-def reference_of(reference: Policy, policy: Policy, trained: Any, precision: Precision, device: str) -> Reference:
-    """The reference; no second model where only an adapter on the reference itself is trained."""
-    if hasattr(trained, "peft_type") and reference.adapter is None and reference.model == policy.model:
-        return Reference(trained, True, device)
-    loaded = load_frozen(reference.model, precision, device, adapter=reference.adapter)
-    loaded.module.requires_grad_(False)
-    return Reference(loaded.module, False, device)
+def reference_of(work: Training, trained: Any, world: DistEnv) -> Reference:
+    """The reference of a training; no second model where only an adapter on the reference itself is trained.
+
+    With FSDP each process reads and holds its rows alone, in the type that passes compute in: FSDP gathers each layer
+    in that type, so that rows in a wider one would take memory and change nothing.
+
+    Args:
+        trained: the policy's module, before it is wrapped or divided.
+    """
+    reference, steps, precision = work.reference, work.steps or StepOptions(), work.precision
+    if hasattr(trained, "peft_type") and reference.adapter is None and reference.model == work.policy.model:
+        return Reference(trained, True, world)
+    if not steps.shards:
+        module = load_frozen(reference.model, precision, world.device, adapter=reference.adapter).module
+        return Reference(module.requires_grad_(False), False, world)  # autocast keeps copies of what wants gradients
+    held = replace(precision, dtype=precision.amp_dtype or precision.dtype)
+    module = load_frozen(reference.model, held, world.device, adapter=reference.adapter, sharded=True).module
+    # No backward pass gives layers up that a forward pass has left whole.
+    apart = replace(steps, fsdp_sharding_strategy=Sharding.FULL_SHARD)
+    amp = None if precision.amp_dtype is None else getattr(torch, precision.amp_dtype)
+    strategies.distributed(module.requires_grad_(False), apart, world, amp, None, all_used=True)
+    return Reference(module, False, world, divided=True)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ vLLM), its reference, its checkpoints and curves, in one process or several.
 Every process samples the problems that are its share; then all know all rollouts, and each learns from every
 ``size``-th of them. Draws belong to (seed, round, step, problem, sample), orders to (seed, round, step): so any number
 of processes does the same but for the order of additions. Under FSDP each process holds the whole policy while it
-samples and weighs (``TrainEngine.gathered``), and a whole reference, where there is one.
+samples and weighs (``TrainEngine.gathered``), and its rows of the reference.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any, Self
 
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.engine.callbacks import Callbacks
-from gpuherd.posttrain.engine.checkpoints import DIGESTS, Checkpoints
-from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.checkpoints import DIGESTS
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import StepOptions, Stopped, hooks_of
+from gpuherd.posttrain.engine.recorder import Recorder
 from gpuherd.posttrain.engine.train_engine import StepFigures, TrainEngine
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, MODEL, Hooks, SamplingOptions, plain_roll
-from gpuherd.posttrain.policy_gradient.forward import batch_of, forward, score_rollouts
+from gpuherd.posttrain.policy_gradient.forward import forward_spare, score_rollouts
 from gpuherd.posttrain.policy_gradient.objective import Objective
 from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, figures_of, grouped, plan_of
 from gpuherd.posttrain.policy_gradient.policy import (
@@ -110,26 +109,18 @@ class RolloutTrainer:
         )
         self._reference: Reference | None = None
         if kl_coef > 0:
-            self._reference = reference_of(work.reference, work.policy, self._policy, work.precision, self.device)
+            self._reference = reference_of(work, self._policy, self.world)
         self.sampler = self._sampler(loaded.tokenizer)
-        self._checkpoints = Checkpoints(
-            work.folder / "checkpoints",
-            self.world,
+        self._recorder = Recorder(
+            work.folder,
+            self.trainee,
+            self._hooks,
             identity={**self._identity(name), **(identity or {})},
-            keep=self._hooks.keep,
+            total_steps=self.plan.steps,
         )
-        restored = self._checkpoints.restore(self.trainee)
+        restored = self._recorder.restored
         self.kept: Mapping[str, Any] = {} if restored is None else restored.extra
         self._begun = 0 if restored is None else restored.step
-        self._curves = Curves(
-            work.folder,
-            self.world,
-            self._hooks.report_to,
-            step=self._begun,
-            name=self._hooks.run_name,
-            project=self._hooks.project,
-        )
-        self._callbacks = Callbacks(self._hooks.callbacks, self.world, work.folder, self.plan.steps)
         self._started = 0.0
         self._objective: Objective | None = None
 
@@ -142,11 +133,11 @@ class RolloutTrainer:
         try:
             if kind is None:
                 save_policy(self.work.folder, self.trainee, self.sampler.tokenizer)
-                self._callbacks.end(self.work.folder / MODEL)
+                self._recorder.end(self.work.folder / MODEL)
         finally:
             if isinstance(self.sampler, FollowingSampler):
                 self.sampler.release()
-            self._curves.close()
+            self._recorder.close()
             self.world.close(together=kind is None or issubclass(kind, Stopped))
 
     # ---- a step ------------------------------------------------------------------------------------------------------
@@ -230,7 +221,7 @@ class RolloutTrainer:
         ]
 
     def objective(self, **how: Any) -> Objective:
-        """The loss of the policy in training; ``how``: what ``Objective`` asks for besides."""
+        """The loss of the policy in training; ``how``: further arguments of ``Objective``."""
         self._objective = Objective(
             self.trainee.module,
             self.device,
@@ -264,26 +255,16 @@ class RolloutTrainer:
         Raises Stopped where the training is asked to stop.
         """
         done = step + 1
-        told: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures}
+        logged: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures}
         if self._objective is not None:
-            told |= self._objective.sampler_figures(self.world)
-        told["seconds"] = time.monotonic() - self._started
-        every, last = self._hooks.evaluate_every, done == self.plan.steps
-        evaluated: Mapping[str, float] = {}
-        if self._hooks.evaluate is not None and every and (done % every == 0 or last):
+            logged |= self._objective.sampler_figures(self.world)
+        logged["seconds"] = time.monotonic() - self._started
+        every = self._hooks.evaluate_every
+        evaluated: Mapping[str, float] | None = None
+        if self._hooks.evaluate is not None and every and (done % every == 0 or done == self.plan.steps):
             with self._sampling():
                 evaluated = self._hooks.evaluate(self.sampler, done)
-            told |= evaluated
-        if evaluated or done % self._hooks.log_every == 0 or last:
-            self._curves.log(done, told)
-        self._callbacks.step(done, told)
-        if evaluated:
-            self._callbacks.evaluation(done, evaluated)
-        stopping = self._hooks.stopping is not None and self.world.any(self._hooks.stopping())
-        if stopping or self._hooks.saves(done) or last:
-            self._callbacks.checkpoint(done, self._checkpoints.save(done, self.trainee, keep))
-        if stopping and not last:
-            raise Stopped.after(done, self.plan.steps)
+        self._recorder.step(done, logged, evaluated=evaluated, extra=keep, saves_last=True)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -363,9 +344,8 @@ class RolloutTrainer:
                 # FSDP wants its root called first; the sampler calls what is inside.
                 import torch
 
-                nothing = Rollout("", 0, (0,), (0,), (True,), (None,), "", 0.0, None, True)
                 with torch.no_grad():
-                    forward(self.trainee.plain, batch_of([nothing], self.device), 1.0)
+                    forward_spare(self.trainee.plain, self.device)
             yield
 
     def _autocast(self) -> Any:
@@ -384,7 +364,7 @@ def deciding(options: SamplingOptions) -> dict[str, Any]:
 
 
 def _rollouts(rows: Sequence[Row]) -> list[Rollout]:
-    """The collected rows. Raises UsageError for comparisons: nobody says what they earned."""
+    """The collected rows. Raises UsageError for comparisons, which have no rewards."""
     found = [each for each in rows if isinstance(each, Rollout)]
     if len(found) != len(rows):
         raise UsageError("online=false: comparisons were collected, and policy gradients learn from rollouts")

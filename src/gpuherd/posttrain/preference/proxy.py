@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
+from gpuherd.lm.guidance.guide import first_difference
 from gpuherd.posttrain.engine.options import Watching, hooks_of
 from gpuherd.posttrain.types import Training
 
@@ -116,11 +117,9 @@ def refuse_other_tokens(policy: Mapping[str, int], proxy: Mapping[str, int], nam
         policy, proxy: token -> id.
         name: of the model that the proxy starts from.
     """
-    if policy == proxy:
-        return
-    differing = [token for token in {**proxy, **policy} if policy.get(token) != proxy.get(token)]
-    token = min(differing, key=lambda each: (policy.get(each, len(policy)), proxy.get(each, len(proxy))))
-    raise UsageError(
-        f"the proxy's tokenizer is another than the policy's: token {token!r} is {proxy.get(token)} to {name} and "
-        f"{policy.get(token)} to the policy; choose a proxy_model of the policy's family"
-    )
+    difference = first_difference(policy, proxy, name)
+    if difference is not None:
+        raise UsageError(
+            f"the proxy's tokenizer is another than the policy's: {difference}; choose a proxy_model of the policy's "
+            "family"
+        )

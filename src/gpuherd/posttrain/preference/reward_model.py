@@ -136,7 +136,7 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class BradleyTerry:
-    """The loss, as ``engine.fit`` asks for it.
+    """The loss, an ``engine.fit.Objective``.
 
     Attributes:
         fill: the token that the model takes for filling.

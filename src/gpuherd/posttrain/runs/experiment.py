@@ -46,7 +46,6 @@ from gpuherd.posttrain.runs.folder import (
     unfinished,
 )
 from gpuherd.posttrain.runs.gpu_monitor import GpuWatcher
-from gpuherd.posttrain.runs.memory import Memory
 from gpuherd.posttrain.runs.options import RoundsOptions
 from gpuherd.posttrain.runs.plan import (
     Combination,
@@ -62,6 +61,7 @@ from gpuherd.posttrain.runs.plan import (
 from gpuherd.posttrain.runs.prepare import Prepared, prepare, refuse_others
 from gpuherd.posttrain.runs.render import end_lines, headline, notices, plan_tree, print_tree, result_lines
 from gpuherd.posttrain.runs.settings import Settings, absolute, settings_of
+from gpuherd.posttrain.runs.step_memory import Memory
 from gpuherd.posttrain.runs.work import versions
 from gpuherd.runs.console import logged_to
 from gpuherd.runs.files import write_file

@@ -1,8 +1,6 @@
-"""What a job of an experiment asks its queue for: GPUs, and so much memory on each by the plans of its models.
+"""What a training takes of its GPUs, of rounds and of ``gpuherd train``: memory on each by the plans of its models.
 
-A job computes on one GPU, where the models that it holds lie whole; a training on as many as its algorithm is given,
-each with the whole model (DDP) or a part of each layer (FSDP). Which models those are depends on its phase: a
-collection has the policy (a guided one is two models), a training what the algorithm trains, an evaluation both.
+A training computes on as many GPUs as it is given, each with the whole model (DDP) or a part of each layer (FSDP).
 Algorithms from human feedback train a proxy first: the larger of both trainings counts.
 """
 
@@ -37,15 +35,10 @@ from gpuherd.posttrain.data.packing import mask_bytes
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
 from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS
 from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
-from gpuherd.posttrain.guidance.options import ComparingOptions, Loss, ValueOptions
+from gpuherd.posttrain.guidance.options import ComparingOptions, ValueOptions
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
-from gpuherd.posttrain.rollout.vllm import sampling_precision
 from gpuherd.posttrain.runs.blocks import ModelPair
-from gpuherd.posttrain.runs.plan import Phase, Step, StepRequest
-from gpuherd.posttrain.runs.prepare import Prepared
-from gpuherd.posttrain.runs.settings import Settings
-from gpuherd.posttrain.types import BackendName
 from gpuherd.posttrain.types import Precision as Loading
 from gpuherd.units import gib
 
@@ -54,14 +47,13 @@ if TYPE_CHECKING:
 
 # Reward models of unknown architecture are encoders of less than half a billion numbers, usually.
 _UNKNOWN_SCORER_MB = 2048
-_SCORED_AT_ONCE = TaskOptions().reward_batch_size
 # Of models whose GPU is not known there is no end of room.
 _BOUNDLESS = GpuSpec("0", "", total=0, free=1 << 60)
 
 
-_FLOAT32 = 4
+FLOAT32 = 4
 # Bytes of two distributions of a chunk of tokens, their mixture and what is computed from them (algos.distill).
-_COMPARED = 2 * _FLOAT32 * CHUNK_NUMBERS
+_COMPARED = 2 * FLOAT32 * CHUNK_NUMBERS
 _BEYOND_16_BITS = 2  # bytes a number: planners count a reward model in 16 bits, and a proxy scores in 32
 # Types of models whose logits are what their head answers, as ``engine.log_probs`` needs it to compute them in chunks.
 # All others are planned with whole logits, which are never less.
@@ -70,142 +62,6 @@ PLAIN_HEADS = frozenset(
 )
 # Bytes of an optimiser's states for each number in float32.
 _STATES: Mapping[str, int] = {Optimiser.ADAMW: 8, Optimiser.ADAMW_8BIT: 2, Optimiser.SGD: 0}
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A model that decodes: its name, in which dtype, and of a classifier its options and how many numbers it predicts
-    of a token."""
-
-    model: str
-    dtype: str | None
-    guiding: ValueOptions | None = None
-    width: int = 1
-
-
-class Memory:
-    """What each step of an experiment asks for on a machine with these GPUs; each model is read once.
-
-    Args:
-        cards: as idle as jobs will find them; () on a machine without GPUs.
-        prepared: the longest prompt of each data set, and what scores its completions.
-    """
-
-    def __init__(self, settings: Settings, cards: Sequence[GpuSpec], prepared: Prepared):
-        self._settings, self._cards, self._prompts = settings, tuple(cards), prepared.prompt_tokens
-        self._choices = {each.name: each for each in prepared.choices}
-        self._reward_models, self._right_or_wrong = prepared.reward_models, prepared.right_or_wrong
-        self._known: dict[tuple[object, ...], StepRequest] = {}
-
-    def of(self, step: Step) -> StepRequest:
-        """Of one step. Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel."""
-        if step.joins:
-            return StepRequest(0, 0, "joins shards")
-        name = step.evaluated_on if step.evaluated_on is not None else step.dataset
-        if step.phase is Phase.TRAIN:
-            key: tuple[object, ...] = (step.algorithm, step.family, name)
-            if key not in self._known:
-                self._known[key] = self._training(step, self._settings.families()[step.family])
-            return self._known[key]
-        models = self._models(step)
-        if (models, name) not in self._known:
-            self._known[models, name] = self._decoding(models, name)
-        return self._known[models, name]
-
-    def _models(self, step: Step) -> tuple[_Held, ...]:
-        """What lies on the GPU while a step decodes."""
-        family, choice, dtype = (
-            self._settings.families()[step.family],
-            self._choices.get(step.algorithm),
-            self._settings.system.dtype,
-        )
-        other = choice.make().collected_from if choice is not None and step.phase is Phase.COLLECT else None
-        if other is not None:
-            return (_Held(other, dtype),)
-        policy = _Held(family.reference, dtype)
-        if step.policy_round is None or choice is None:
-            return (policy,)
-        if choice.guided:
-            # A classifier is kept in the float32 that it was trained in, and loaded so where nothing else is said.
-            if family.value is None:
-                return (policy,)
-            return (policy, _Held(family.value, dtype or "fp32", choice.options, self._width(choice, step.dataset)))
-        # The divergence is measured with both models at hand.
-        both = step.phase is Phase.EVALUATE and self._settings.evaluation.kl == "exact"
-        return (policy, policy) if both else (policy,)
-
-    def _decoding(self, models: Sequence[_Held], dataset: str) -> StepRequest:
-        """Models that decode together on one GPU: their needs add up, but for the context and what is kept free."""
-        demands, heads = [], 0
-        for each in models:
-            architecture, precision = read_with_precision(each.model, each.dtype)
-            load = self._load(dataset, each.guiding)
-            demands.append(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
-            if each.guiding is not None:
-                heads += _decoding_head(each.guiding, each.width, architecture, precision, load.batch)
-        total = demands[0].memory_mb + sum(_additional(each) for each in demands[1:]) + self._scoring(dataset)
-        total += -(-heads // MIB)
-        said = " and ".join(each.sentence.partition(":")[0] for each in demands)
-        if dataset in self._reward_models:
-            said += f", scored by {self._reward_models[dataset]}"
-        _refuse(self._cards, total, said)
-        return StepRequest(1, total, f"{said}: {gib(total * MIB)}")
-
-    def _load(self, dataset: str, guiding: ValueOptions | None) -> Workload:
-        """What is decoded at once. A classifier reads the candidates of a step behind what there is: a pass of as many
-        tokens as a short prompt's."""
-        told, prompt = self._settings.generation, self._prompts[dataset]
-        if guiding is None:
-            return Workload(told.batch_size, prompt, told.max_new_tokens)
-        top_k = guiding.guidance.top_k
-        return Workload(told.batch_size, max(prompt, top_k), told.max_new_tokens + top_k)
-
-    def _scoring(self, dataset: str) -> int:
-        """Memory of the model that scores next to the others, in MB; 0 where none does. Raises MissingModel."""
-        model = self._reward_models.get(dataset)
-        if model is None:
-            return 0
-        told = self._settings
-        tokens = self._prompts[dataset] + told.generation.max_new_tokens
-        rows = told.data_collection.reward_batch_size
-        return scoring_memory(model, told.dataset(dataset).reward_dtype, tokens, self._cards, rows)
-
-    def _training(self, step: Step, family: ModelPair) -> StepRequest:
-        choice, told = self._choices[step.algorithm], self._settings
-        task = TrainingTask(
-            name=step.name,
-            choice=choice,
-            family=family,
-            loaded=told.system.training,
-            steps=told.steps_of(choice, choice.gpus),
-            cards=self._cards,
-            gpus=choice.gpus,
-            prompt_tokens=self._prompts[step.dataset],
-            new_tokens=told.generation.max_new_tokens,
-            sampled=told.generation.batch_size,
-            pairs=told.training.micro_batch_size,
-            width=self._width(choice, step.dataset) if isinstance(choice.options, ValueOptions) else 1,
-        )
-        by_vllm = told.generation.backend is BackendName.VLLM and bool(choice.make().samples)
-        sampler = (lambda: self._by_vllm(family.reference, step.dataset)) if by_vllm else None
-        found = task.memory(lambda: self._scoring(step.dataset), sampler)
-        gpus = found.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
-        each = "" if found.gpus == 1 else " on each"
-        return StepRequest(gpus, found.memory_mb, f"{found.said}: {gib(found.memory_mb * MIB)}{each}")
-
-    def _by_vllm(self, model: str, dataset: str) -> int:
-        """What vLLM takes in a process of its own beside the training, in MB: what ``rollout.vllm`` has it take."""
-        loaded = sampling_precision(self._settings.system.training)
-        architecture, precision = read_with_precision(model, loaded.dtype)
-        load = self._load(dataset, None)
-        return resources_of(architecture, precision, load, self._cards, parallel="replica", most=1).memory_mb
-
-    def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
-        """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
-        wrong, else those of a histogram."""
-        options: ValueOptions = choice.options
-        by_atoms = options.loss_type is Loss.MLE or (options.loss_type is None and dataset not in self._right_or_wrong)
-        return options.num_atoms if by_atoms else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +79,33 @@ class TrainingNeed:
     said: str
 
 
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A reward model that scores answers on the GPU of what draws them.
+
+    Attributes:
+        tokens: of a prompt with its answer, at most.
+        dtype: None: the checkpoint's.
+        rows: scored at once.
+    """
+
+    model: str
+    tokens: int
+    dtype: str | None = None
+    rows: int = TaskOptions().reward_batch_size
+
+    def memory(self, cards: Sequence[GpuSpec]) -> int:
+        """What it takes next to others, in MB. Raises MissingModel."""
+        try:
+            architecture, precision = read_with_precision(self.model, self.dtype)
+        except MissingModel:
+            raise
+        except BadModel:
+            return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
+        load = Workload(self.rows, self.tokens, 1)
+        return additional(resources_of(architecture, precision, load, cards, parallel="replica", most=1))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTask:
     """A training to be planned, of rounds or of ``gpuherd train``.
@@ -238,6 +121,7 @@ class TrainingTask:
         sampled: answers that a process draws at once, where the algorithm does.
         pairs: that a proxy learns from at once.
         width: how many numbers a classifier predicts of a token.
+        scorers: that score answers while they are drawn, where the algorithm draws some and has no proxy.
         helps: the end of a refusal, where the planner knows nothing that would fit.
     """
 
@@ -253,14 +137,14 @@ class TrainingTask:
     sampled: int
     pairs: int
     width: int = 1
+    scorers: Sequence[Scorer] = ()
     helps: str = "lower training.micro_batch_size or generation.max_new_tokens, or choose a smaller model"
 
-    def memory(self, scoring: Callable[[], int] = lambda: 0, by_vllm: Callable[[], int] | None = None) -> TrainingNeed:
+    def memory(self, by_vllm: Callable[[], int] | None = None) -> TrainingNeed:
         """What it takes.
 
         Args:
-            scoring: what the task's own model takes that scores answers while they are drawn, in MB.
-            by_vllm: the same of vLLM, where that draws them beside the training.
+            by_vllm: what vLLM takes, in MB, where that draws answers beside the training.
 
         Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel; UsageError for quantised weights that
         FSDP would have to divide, MissingExtra without bitsandbytes.
@@ -281,15 +165,18 @@ class TrainingTask:
         # The policy's answers are scored while it trains: by the proxy, on the same GPU, or by the task's model.
         scored_by = proxy if job.method.generates else None
         memory = self._learning(architecture, job, scored_by)
+        beside = ["its reference"] if job.keeps_reference else []
         if isinstance(choice.options, ValueOptions):
             memory += -(-_learnt_head(choice.options, self.width, architecture, job) // MIB)
             self._refuse(memory, f"{architecture.model} and the classifier's head")
         elif scored_by is not None:
             memory += -(-_BEYOND_16_BITS * scored_by.parameters // MIB)
             self._refuse(memory, f"{architecture.model} and its proxy in float32")
-        elif job.method.generates and (scores := scoring()):
-            memory += scores
-            self._refuse(memory, f"{architecture.model} and what scores it")
+            beside.append(f"its proxy {scored_by.model}")
+        elif job.method.generates and self.scorers:
+            memory += sum(each.memory(self.cards) for each in self.scorers)
+            beside += [f"reward model {each.model}" for each in self.scorers]
+            self._refuse(memory, f"{architecture.model} and {beside[-1]}")
         if by_vllm is not None:
             memory += by_vllm()
             self._refuse(memory, f"{architecture.model} and vLLM's copy of it")
@@ -297,12 +184,15 @@ class TrainingTask:
             memory += packed
             self._refuse(memory, f"{architecture.model} and the mask of packed rows")
         memory += _COMPARED // MIB if algorithm.frozen_models else 0
+        frozen_models = [f"{algorithm.frozen_role} {each}" for each in algorithm.frozen_models]
         for frozen_model in algorithm.frozen_models:
             added, own_gpu = self._frozen(frozen_model, job)
             memory = max(memory, own_gpu) if algorithm.frozen_apart else memory + added
-            self._refuse(memory, f"{architecture.model} and {frozen_model}")
+            self._refuse(memory, f"{architecture.model} and {algorithm.frozen_role} {frozen_model}")
+        beside += [] if algorithm.frozen_apart else frozen_models
         shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
-        told = f"{job.method.upper()} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
+        told = f"{job.algorithm} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
+        told += f", with {', '.join(beside)}" if beside else ""
         if by_vllm is not None:
             told += f", vLLM for {self.sampled} answers beside it"
         if proxy is not None:
@@ -313,7 +203,7 @@ class TrainingTask:
         if algorithm.frozen_apart:
             gpus *= 2
             _roomiest(self.cards, gpus, self.name)
-            told += f", {' and '.join(algorithm.frozen_models)} on {'another' if gpus == 2 else 'others'}"
+            told += f", {' and '.join(frozen_models)} on {'another' if gpus == 2 else 'others'}"
         told += host_words(architecture, job, self.steps, self.gpus, choice.gpus)
         return TrainingNeed(gpus, memory, told)
 
@@ -358,13 +248,15 @@ class TrainingTask:
             loss="chunked" if chunked or choice.guided else "whole",  # a classifier predicts no next token
             chunk=CHUNK_NUMBERS if chunked else None,
             reference=_reference(options),
-            reference_in=frozen,
+            # FSDP computes in this type, and a divided reference lies in it.
+            reference_in=Precision.BF16 if mixed and steps.shards else frozen,
             wide=lora is not None and frozen is not precision and not steps.shards,
             sampled=self.sampled if algorithm.memory.generates else None,
             weighed=ASKED_AT_ONCE if _weighs(choice, algorithm.memory) else 0,
             gathers=algorithm.memory.generates,
             reshard=steps.fsdp_sharding_strategy == Sharding.FULL_SHARD,
             bucket_view=True,
+            algorithm=f"{algorithm.name}'s classifier" if choice.guided else algorithm.name,
         )
 
     def _learning(self, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None) -> int:
@@ -386,8 +278,8 @@ class TrainingTask:
         logits = job.batch * job.new_tokens * architecture.vocab_size
         logits = min(logits, CHUNK_NUMBERS) if plain else logits
         demand = resources_of(architecture, precision, load, self.cards, parallel="replica", most=1)
-        more = -(-_FLOAT32 * logits // MIB)
-        return _additional(demand) + more, demand.memory_mb + more
+        more = -(-FLOAT32 * logits // MIB)
+        return additional(demand) + more, demand.memory_mb + more
 
     def _of_proxy(self, job: TrainingJob) -> TrainingJob:
         """A proxy's training: pairs, without next-token prediction, and all its weights."""
@@ -404,25 +296,11 @@ class TrainingTask:
             reference=False,
             loss="chunked",
             chunk=None,
+            algorithm="the proxy",
         )
 
     def _refuse(self, memory_mb: int, said: str) -> None:
-        _refuse(self.cards, memory_mb, said, self.gpus)
-
-
-def scoring_memory(
-    model: str, dtype: str | None, tokens: int, cards: Sequence[GpuSpec], rows: int = _SCORED_AT_ONCE
-) -> int:
-    """What a reward model takes next to others, for so many rows of so many tokens, in MB. Raises MissingModel."""
-    try:
-        architecture, precision = read_with_precision(model, dtype)
-    except MissingModel:
-        raise
-    except BadModel:
-        return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
-    return _additional(
-        resources_of(architecture, precision, Workload(rows, tokens, 1), cards, parallel="replica", most=1)
-    )
+        refuse_together(self.cards, memory_mb, said, self.gpus)
 
 
 def _roomiest(cards: Sequence[GpuSpec], count: int, job: str) -> list[GpuSpec]:
@@ -434,7 +312,7 @@ def _roomiest(cards: Sequence[GpuSpec], count: int, job: str) -> list[GpuSpec]:
     return sorted(cards, key=lambda card: -card.free)[:count]
 
 
-def _refuse(cards: Sequence[GpuSpec], memory_mb: int, said: str, gpus: int = 1) -> None:
+def refuse_together(cards: Sequence[GpuSpec], memory_mb: int, said: str, gpus: int = 1) -> None:
     """Raises JobCannotFit where models together take more than the GPUs have."""
     most = min(card.free for card in _roomiest(cards, gpus, said))
     if memory_mb * MIB > most:
@@ -459,43 +337,32 @@ def _weighs(choice: AlgorithmConfig, method: Method) -> bool:
     return method is Method.PPO or several or corrects
 
 
-def _head_numbers(options: ValueOptions, width: int, architecture: Architecture) -> int:
+def head_numbers(options: ValueOptions, width: int, architecture: Architecture) -> int:
     """Weights of a classifier's head: of kind Q those of each token of the vocabulary."""
     tokens = architecture.vocab_size if options.classifier_type is Kind.Q else 1
     return width * tokens * (architecture.hidden_size + 1)
 
 
-def _decoding_head(
-    options: ValueOptions, width: int, architecture: Architecture, precision: Precision, rows: int
-) -> int:
-    """Bytes of a head that is asked, and of kind Q of the candidates' rows of it, in float32 too."""
-    number = _FLOAT32 if precision is Precision.FP32 else 2
-    weights = number * _head_numbers(options, width, architecture)
-    if options.classifier_type is not Kind.Q:
-        return weights
-    return weights + (number + _FLOAT32) * rows * options.guidance.top_k * width * architecture.hidden_size
-
-
 def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, job: TrainingJob) -> int:
     """Bytes of a head in training: weights, gradients, those of a micro-batch before they are added, states; and of
     kind Q for each token its rows of the head, with their gradients."""
-    numbers = _head_numbers(options, width, architecture)
-    learnt = numbers * (3 * _FLOAT32 + _STATES[options.optimizer])
+    numbers = head_numbers(options, width, architecture)
+    learnt = numbers * (3 * FLOAT32 + _STATES[options.optimizer])
     if options.classifier_type is not Kind.Q:
         return learnt
     tokens = job.batch * (job.prompt_tokens + job.new_tokens)
-    return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
+    return learnt + 2 * FLOAT32 * tokens * width * architecture.hidden_size
 
 
 def _packing_mask(options: Any, job: TrainingJob) -> int:
     """What the attention mask of a micro-batch of packed rows takes in each process, in MB; 0 without packing."""
     if not getattr(options, "packing", False):
         return 0
-    itemsize = 2 if job.precision is TrainingPrecision.BF16 else _FLOAT32
+    itemsize = 2 if job.precision is TrainingPrecision.BF16 else FLOAT32
     return -(-mask_bytes(job.batch, job.prompt_tokens + job.new_tokens, itemsize) // MIB)
 
 
-def _additional(demand: PlannedRequest) -> int:
+def additional(demand: PlannedRequest) -> int:
     """Memory of a model next to another one, in MB: without the context and what is kept free, which are there once."""
     kept = Reserve()
     if demand.plan is None:  # on no GPU that is known: the part that is kept free was put on top

@@ -12,7 +12,6 @@ from gpuherd.errors import BadModel, GpuherdError, UsageError
 from gpuherd.lm.guidance.guide import first_difference, refuse_other_tokens
 from gpuherd.models.load.identity import files_digest, model_files
 from gpuherd.models.load.identity import reference as model_reference
-from gpuherd.posttrain.algos.sft import Source
 from gpuherd.posttrain.data.chat import refuse_without_template
 from gpuherd.posttrain.data.dataset import DataTask
 from gpuherd.posttrain.data.options import TaskOptions
@@ -96,6 +95,7 @@ class Prepared:
         splits: how many problems the splits of a data set have that is read from files or the Hub, as far as they were
             read.
         prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
+        imitated: what algorithms that imitate answers learn from, by data set.
         reward_models: of the data sets whose completions a model scores.
         warnings: of options that are seldom meant, and of answers that exceed a model's context length.
         right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
@@ -108,6 +108,7 @@ class Prepared:
     evaluated: Mapping[str, int]
     splits: Mapping[str, Mapping[Split, int]]
     prompt_tokens: Mapping[str, int]
+    imitated: Mapping[str, Texts]
     reward_models: Mapping[str, str]
     warnings: tuple[str, ...]
     right_or_wrong: frozenset[str]
@@ -140,6 +141,7 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         evaluated={name: each.counts[_EVALUATION] for name, each in data.items() if _EVALUATION in each.counts},
         splits={name: each.splits for name, each in data.items() if each.splits},
         prompt_tokens={name: each.prompt_tokens for name, each in data.items()},
+        imitated={name: each.imitated for name, each in data.items() if each.imitated is not None},
         reward_models={name: each.reward_model for name, each in data.items() if each.reward_model is not None},
         warnings=odd_options + _short(settings, choices, {name: each.texts for name, each in data.items()}),
         right_or_wrong=frozenset(name for name, each in data.items() if each.right_or_wrong),
@@ -161,6 +163,7 @@ class _Data:
     splits: Mapping[Split, int] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     texts: list[Texts] = field(default_factory=list)
+    imitated: Texts | None = None
 
 
 def _look_at_data(settings: Settings, choices: Sequence[AlgorithmConfig], name: str, *, evaluated: bool) -> _Data:
@@ -183,8 +186,9 @@ def _look_at_data(settings: Settings, choices: Sequence[AlgorithmConfig], name: 
             data.prompt_tokens = max(data.prompt_tokens, *(_longest(each, settings) for each in (found, *put)))
             data.texts.append(Texts([each.prompt for each in found]))
             _check_conversations(name, settings, choices if kind == _TRAINING else (), found)
-            if kind == _TRAINING and any(getattr(each.options, "source", None) == Source.ANSWERS for each in choices):
-                data.texts.append(_imitated(found))
+            if kind == _TRAINING and any(each.make().imitates for each in choices):
+                data.imitated = _imitated(found)
+                data.texts.append(data.imitated)
         if isinstance(task, FunctionTask):
             data.inputs[reward_input(name)] = _checked_reward(name, task, asked)
         if isinstance(task, DataTask | FunctionTask):
@@ -248,7 +252,7 @@ def _check_conversations(
         except UsageError as problem:
             raise UsageError(f"{where}: {problem}") from None
     silent = sum(not each.answers for each in talks)
-    asking = [each.name for each in choices if getattr(each.options, "source", None) != Source.ANSWERS]
+    asking = [each.name for each in choices if not each.make().imitates]
     if silent and asking:
         raise UsageError(
             f"{where}, and in {silent} the assistant calls tools alone: SFT learns from them, and {', '.join(asking)} "
@@ -347,7 +351,7 @@ def refuse_proxy(where: str, reference: str, proxy: str) -> None:
 def refuse_frozen(where: str, reference: str, model: str) -> None:
     """Raises UsageError where a further model of an algorithm reads other tokens than the policy."""
     both = _vocabularies(reference, model)
-    difference = None if both is None else first_difference(*both)
+    difference = None if both is None else first_difference(*both, model)
     if difference is not None:
         raise UsageError(
             f"{where}: {model} has another tokenizer than {reference}: {difference}. It reads the policy's tokens: "
