@@ -39,7 +39,7 @@ from gpuherd.posttrain.policy_gradient.policy import (
     save_policy,
 )
 from gpuherd.posttrain.rollout.following import FollowingSampler
-from gpuherd.posttrain.rollout.mismatch import Correction
+from gpuherd.posttrain.rollout.mismatch import Correction, MismatchMeter
 from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler
 from gpuherd.posttrain.types import BackendName, Problem, Rollout, Row, Training
 
@@ -52,6 +52,7 @@ class RolloutTrainer:
         trainee: the policy (with a value head, where it has one) and its optimiser.
         sampler: the policy as it is, answering.
         correction: by which the loss is weighed where sampler and trainer differ.
+        meter: what the losses tell how far they differ; its figures are in the curves.
         kept: what ``finish`` was given with the step that this training goes on behind; empty at the beginning.
         device, temperature: where tensors go, and by what logits are divided.
     """
@@ -131,7 +132,7 @@ class RolloutTrainer:
         )
         self._callbacks = Callbacks(self._hooks.callbacks, self.world, work.folder, self.plan.steps)
         self._started = 0.0
-        self._objective: Objective | None = None
+        self.meter = MismatchMeter(self.trainee.module, apart=self.by_vllm)
 
     def __enter__(self) -> Self:
         return self
@@ -231,7 +232,7 @@ class RolloutTrainer:
 
     def objective(self, **how: Any) -> Objective:
         """The loss of the policy in training; ``how``: what ``Objective`` asks for besides."""
-        self._objective = Objective(
+        return Objective(
             self.trainee.module,
             self.device,
             self.temperature,
@@ -240,10 +241,9 @@ class RolloutTrainer:
             recorded=self._recorded,
             correction=self.correction,
             correction_cap=getattr(self.options, "sampler_clip", 2.0),
-            apart=self.by_vllm,
+            meter=self.meter,
             **how,
         )
-        return self._objective
 
     def minibatches(self, step: int, pass_number: int, count: int) -> Iterator[list[int]]:
         """Of each minibatch the places among ``mine``; those that other processes learn from are left out."""
@@ -264,9 +264,7 @@ class RolloutTrainer:
         Raises Stopped where the training is asked to stop.
         """
         done = step + 1
-        told: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures}
-        if self._objective is not None:
-            told |= self._objective.sampler_figures(self.world)
+        told: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures, **self.meter.figures(self.world)}
         told["seconds"] = time.monotonic() - self._started
         every, last = self._hooks.evaluate_every, done == self.plan.steps
         evaluated: Mapping[str, float] = {}
