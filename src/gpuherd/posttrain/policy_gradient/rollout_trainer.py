@@ -290,7 +290,14 @@ class RolloutTrainer:
         work = self.work
         if self.by_vllm:
             return FollowingSampler(
-                work.policy, self._policy, work.precision, self.world, work.sampling, work.problems, work.folder
+                work.policy,
+                self._policy,
+                work.precision,
+                self.world,
+                work.sampling,
+                work.problems,
+                work.folder,
+                turns=self._hooks.turns,
             )
         return Sampler.over(
             self._policy, tokenizer, work.sampling, device=self.device, amp_dtype=work.precision.amp_dtype
@@ -304,10 +311,13 @@ class RolloutTrainer:
     @contextmanager
     def _sampling(self) -> Iterator[None]:
         """The sampler is the policy as it is."""
+        follower = self.sampler if isinstance(self.sampler, FollowingSampler) else None
         with self._whole():
-            if isinstance(self.sampler, FollowingSampler):
-                self.sampler.follow(self.trainee.steps_done)
+            if follower is not None:
+                follower.follow(self.trainee.steps_done)
             yield
+        if follower is not None:
+            follower.sleep()
 
     @property
     def _recorded(self) -> bool:

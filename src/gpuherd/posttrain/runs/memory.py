@@ -31,7 +31,7 @@ from gpuherd.models.memory.training_states import states_of, training_model, wit
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
-from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.models.place.training import TrainingPlan, TrainingRefusal, make_training_plan
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.packing import mask_bytes
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
@@ -63,6 +63,9 @@ _FLOAT32 = 4
 # Bytes of two distributions of a chunk of tokens, their mixture and what is computed from them (algos.distill).
 _COMPARED = 2 * _FLOAT32 * CHUNK_NUMBERS
 _BEYOND_16_BITS = 2  # bytes a number: planners count a reward model in 16 bits, and a proxy scores in 32
+# What a vLLM that sleeps keeps of its GPU: CUDA's context and graphs. Measured by others, and not here: 1.1 GB in all
+# (vLLM's issue 32714); graphs alone 1.5 GB (issue 47654) or 0.8 GB (SGLang's pull request 32718).
+_ASLEEP_MB = 2048
 # Types of models whose logits are what their head answers, as ``engine.log_probs`` needs it to compute them in chunks.
 # All others are planned with whole logits, which are never less.
 PLAIN_HEADS = frozenset(
@@ -187,18 +190,12 @@ class Memory:
             width=self._width(choice, step.dataset) if isinstance(choice.options, ValueOptions) else 1,
         )
         by_vllm = told.generation.backend is BackendName.VLLM and bool(choice.make().samples)
-        sampler = (lambda: self._by_vllm(family.reference, step.dataset)) if by_vllm else None
+        answers = self._load(step.dataset, None)
+        sampler = (lambda: vllm_memory(family.reference, task.loaded, answers, self._cards)) if by_vllm else None
         found = task.memory(lambda: self._scoring(step.dataset), sampler)
         gpus = found.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
         each = "" if found.gpus == 1 else " on each"
         return StepRequest(gpus, found.memory_mb, f"{found.said}: {gib(found.memory_mb * MIB)}{each}")
-
-    def _by_vllm(self, model: str, dataset: str) -> int:
-        """What vLLM takes in a process of its own beside the training, in MB: what ``rollout.vllm`` has it take."""
-        loaded = sampling_precision(self._settings.system.training)
-        architecture, precision = read_with_precision(model, loaded.dtype)
-        load = self._load(dataset, None)
-        return resources_of(architecture, precision, load, self._cards, parallel="replica", most=1).memory_mb
 
     def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
         """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
@@ -260,7 +257,8 @@ class TrainingTask:
 
         Args:
             scoring: what the task's own model takes that scores answers while they are drawn, in MB.
-            by_vllm: the same of vLLM, where that draws them beside the training.
+            by_vllm: the same of vLLM, where that draws them (``vllm_memory``). It sleeps while the policy learns, and
+                the training has given up gradients and activations while it draws: the fuller of both moments counts.
 
         Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel; UsageError for quantised weights that
         FSDP would have to divide, MissingExtra without bitsandbytes.
@@ -280,7 +278,8 @@ class TrainingTask:
             proxy = read_with_precision(base, "fp32", read_for_training)[0]
         # The policy's answers are scored while it trains: by the proxy, on the same GPU, or by the task's model.
         scored_by = proxy if job.method.generates else None
-        memory = self._learning(architecture, job, scored_by)
+        plan = self._plan(architecture, job, scored_by)
+        memory = plan.memory_mb
         if isinstance(choice.options, ValueOptions):
             memory += -(-_learnt_head(choice.options, self.width, architecture, job) // MIB)
             self._refuse(memory, f"{architecture.model} and the classifier's head")
@@ -291,7 +290,7 @@ class TrainingTask:
             memory += scores
             self._refuse(memory, f"{architecture.model} and what scores it")
         if by_vllm is not None:
-            memory += by_vllm()
+            memory += max(_ASLEEP_MB, by_vllm() - _idle_while_sampling(plan))
             self._refuse(memory, f"{architecture.model} and vLLM's copy of it")
         if packed := _packing_mask(choice.options, job):
             memory += packed
@@ -304,9 +303,9 @@ class TrainingTask:
         shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
         told = f"{job.method.upper()} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
         if by_vllm is not None:
-            told += f", vLLM for {self.sampled} answers beside it"
+            told += f", vLLM for {self.sampled} answers in turns with it"
         if proxy is not None:
-            first = self._learning(proxy, self._of_proxy(job))
+            first = self._plan(proxy, self._of_proxy(job)).memory_mb
             if first > memory:
                 memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
         gpus = self.gpus
@@ -367,15 +366,15 @@ class TrainingTask:
             bucket_view=True,
         )
 
-    def _learning(self, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None) -> int:
-        """What one training takes on each of its GPUs, in MB. Raises JobCannotFit."""
+    def _plan(self, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None) -> TrainingPlan:
+        """How one training lies on its GPUs. Raises JobCannotFit."""
         cards = _roomiest(self.cards, self.gpus, self.name)
         found = make_training_plan(architecture, cards, job, count=self.gpus, reward=reward)
         if isinstance(found, TrainingRefusal):
             told = [each.sentence for each in found.alternatives[:3]]
             helps = f"what would fit: {'; '.join(told)}" if told else self.helps
             raise JobCannotFit(f"{self.name}: {found.reason}; {helps}")
-        return found.memory_mb
+        return found
 
     def _frozen(self, model: str, job: TrainingJob) -> tuple[int, int]:
         """What a frozen model takes that reads the answers of a micro-batch, in MB: next to another model, and on a GPU
@@ -408,6 +407,25 @@ class TrainingTask:
 
     def _refuse(self, memory_mb: int, said: str) -> None:
         _refuse(self.cards, memory_mb, said, self.gpus)
+
+
+def vllm_memory(model: str, training: Loading, answers: Workload, cards: Sequence[GpuSpec]) -> int:
+    """What vLLM takes of a GPU for its copy of a policy in training and for so many answers at once, in MB: what
+    ``rollout.vllm`` has it take. Raises MissingModel, BadModel."""
+    architecture, precision = read_with_precision(model, sampling_precision(training).dtype)
+    return resources_of(architecture, precision, answers, cards, parallel="replica", most=1).memory_mb
+
+
+def _idle_while_sampling(plan: TrainingPlan) -> int:
+    """Of what a training takes of each GPU, what it has given up while vLLM draws answers, in MB. Copies of weights
+    for products are made by passes alone; those that FSDP has gathered are there, as they are handed over."""
+    found = []
+    for usage in (load.usage for load in plan.loads):
+        drawing = next(each for each in usage.moments if each.name == "generating")
+        copies = drawing.copies if plan.job.strategy is Strategy.FSDP else 0
+        held = replace(drawing, cache=0, workspace=0, copies=copies)
+        found.append((usage.fullest.total - held.total) // MIB)
+    return min(found)
 
 
 def scoring_memory(
