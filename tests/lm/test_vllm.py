@@ -20,9 +20,11 @@ from tests.qa import small_models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpuherd.errors import MissingExtra, UsageError
+from gpuherd.lm import vllm
 from gpuherd.lm.backend import Decoding, Finish, PromptTokens
 from gpuherd.lm.vllm import (
     PYTHON,
+    TESTED,
     VllmBackend,
     VllmFailed,
     drawn_settings,
@@ -31,6 +33,7 @@ from gpuherd.lm.vllm import (
     generation_of,
     greedy_settings,
     in_float32,
+    installed_version,
     require,
     seed_of,
     visible_gpus,
@@ -217,11 +220,84 @@ def test_it_decodes_in_a_process_of_its_own_and_takes_other_weights(trained: Pat
     assert worst(backend, other) < 1e-4
     with pytest.raises(VllmFailed, match=r"vLLM 0\.0\.stand-in can't change its weights in place \(vLLM: OSError"):
         backend.load_weights(tmp_path / "missing")
+    backend.load_weights(other)
+    backend.sleep()  # nobody has said that it sleeps
+    assert not backend.sleeps and worst(backend, other) < 1e-4
     backend.close()
     backend.close()
     assert not processes(os.getpid())
     with pytest.raises(VllmFailed, match="vLLM has ended"):
         backend.decode(ASKED, DRAWN)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_sleeps_has_no_weights_but_those_that_it_is_woken_with(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = small_models.random_llama(tmp_path / "other", seed=3, spread=0.2)
+    backend = started(trained, sleeps=True)
+    assert backend.sleeps
+    before = backend.decode(ASKED, DRAWN)
+    for model in (trained, other):
+        backend.sleep()
+        backend.sleep()
+        with pytest.raises(VllmFailed, match="vLLM sleeps, and has no weights"):
+            backend.decode(ASKED, DRAWN)
+        backend.load_weights(model)
+        assert worst(backend, model) < 1e-4
+        assert (backend.decode(ASKED, DRAWN) == before) == (model == trained)
+    backend.close()
+    said = capfd.readouterr()
+    assert not said.out and "loading" in said.err  # what vLLM prints is none of this process's output
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_where_the_platform_can_not_sleep_it_stays_awake(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_AWAKE", "1")
+    backend = started(trained, sleeps=True)
+    backend.sleep()
+    assert not backend.sleeps and backend.decode(ASKED, DRAWN)
+    backend.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_another_interface_is_told_with_the_version_that_has_this_one(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert installed_version() == "0.0.stand-in"
+    monkeypatch.setenv("STAND_IN_VERSION", "0.9.1")
+    with pytest.raises(MissingExtra, match=rf"vLLM 0\.9\.1 has another .*'logprobs_mode'.*; install vLLM {TESTED}$"):
+        started(trained)
+    assert not processes(os.getpid())
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("variable", "told"), [("STAND_IN_STOPS", "gave no sign for 2 s"), ("STAND_IN_DIES", "ended with exit code 3")]
+)
+def test_what_hangs_or_dies_in_a_step_is_ended(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, variable: str, told: str
+) -> None:
+    monkeypatch.setenv(variable, "4")
+    monkeypatch.setattr(vllm, "_SILENT_S", 2.0)
+    backend = started(trained)
+    with pytest.raises(VllmFailed, match=told):
+        backend.decode(ASKED, DRAWN)
+    assert not processes(os.getpid())
+    with pytest.raises(VllmFailed, match="vLLM has ended"):
+        backend.decode(ASKED, DRAWN)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("stand_in")
+def test_what_goes_on_may_take_its_time(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_STEP_S", "0.5")
+    monkeypatch.setattr(vllm, "_SILENT_S", 5.0)
+    backend = started(trained)
+    begun = time.monotonic()
+    assert backend.decode(ASKED, DRAWN)
+    assert time.monotonic() - begun > 5.0
+    backend.close()
 
 
 def torch_version() -> str:
@@ -231,16 +307,18 @@ def torch_version() -> str:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_process_that_is_killed_is_told_and_one_whose_parent_is_killed_ends(trained: Path) -> None:
+def test_a_process_that_is_killed_is_told_and_one_whose_parent_is_killed_ends(trained: Path, tmp_path: Path) -> None:
     backend = started(trained)
     (child,) = processes(os.getpid())
     os.kill(child, signal.SIGKILL)
     with pytest.raises(VllmFailed, match="vLLM's process was ended by SIGKILL"):
         backend.decode(ASKED, DRAWN)
     program = "import sys, time; from pathlib import Path; from tests.lm.test_vllm import started; " + (
-        "kept = started(Path(sys.argv[1])); print('there', flush=True); time.sleep(600)"
+        "kept = started(Path(sys.argv[1]), scratch=[Path(sys.argv[2])]); print('there', flush=True); time.sleep(600)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program, str(trained)], stdout=subprocess.PIPE)
+    (tmp_path / "weights").mkdir()
+    words = [sys.executable, "-c", program, str(trained), str(tmp_path / "weights")]
+    parent = subprocess.Popen(words, stdout=subprocess.PIPE)
     try:
         assert parent.stdout is not None and parent.stdout.readline() == b"there\n"
         assert len(processes(parent.pid)) == 1
@@ -250,7 +328,7 @@ def test_a_process_that_is_killed_is_told_and_one_whose_parent_is_killed_ends(tr
     deadline = time.monotonic() + 20
     while processes(parent.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not processes(parent.pid)
+    assert not processes(parent.pid) and not (tmp_path / "weights").exists()
 
 
 @pytest.mark.usefixtures("stand_in")

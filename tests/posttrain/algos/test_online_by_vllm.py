@@ -13,7 +13,7 @@ from tests.lm.vllm_stand_in import processes, python_with_vllm
 from tests.posttrain.algos.training_work import SAMPLING, curves, same, work
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.vllm import PYTHON
+from gpuherd.lm.vllm import PYTHON, VllmFailed
 from gpuherd.posttrain.algos.distill import Distill
 from gpuherd.posttrain.algos.grpo import GRPO
 from gpuherd.posttrain.algos.ppo import PPO
@@ -71,11 +71,28 @@ def test_what_is_stopped_goes_on_with_the_same_draws(policy_model: Path, tmp_pat
 
 
 @pytest.mark.slow
+def test_where_vllm_dies_the_training_ends_with_a_sentence_and_goes_on(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = options(GRPO, save_every=1)
+    GRPO(how).train(work(policy_model, tmp_path / "straight", **VLLM))
+    monkeypatch.setenv("STAND_IN_DIES", "60")  # in the second step
+    with pytest.raises(VllmFailed, match="vLLM's process ended with exit code 3; the lines before this one say why"):
+        GRPO(how).train(work(policy_model, tmp_path / "broken", **VLLM))
+    assert len(curves(tmp_path / "broken")) == 1 and not processes(os.getpid())
+    monkeypatch.delenv("STAND_IN_DIES")
+    GRPO(how).train(work(policy_model, tmp_path / "broken", **VLLM))
+    assert curves(tmp_path / "broken") == curves(tmp_path / "straight")
+    assert same(tmp_path / "broken" / "model", tmp_path / "straight" / "model")
+
+
+@pytest.mark.slow
 def test_a_teacher_reads_what_vllm_drew(policy_model: Path, tmp_path: Path) -> None:
     how = options(Distill, teacher=str(policy_model), samples_per_prompt=1, lr=1e-7)
     Distill(how).train(work(policy_model, tmp_path / "run", **VLLM))
     lines = curves(tmp_path / "run")
     assert [line["own"] for line in lines] == [1.0] * 3
+    assert all(line.keys() >= FIGURES and abs(line["sampler_kl"]) < 1e-4 for line in lines)
     assert all(abs(line["jsd"]) < 1e-3 for line in lines)
 
 

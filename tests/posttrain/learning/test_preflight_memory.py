@@ -13,7 +13,7 @@ import pytest
 
 from gpuherd.errors import JobCannotFit
 from gpuherd.models.describe.reading import read_architecture
-from gpuherd.models.memory.kv_cache import Reserve
+from gpuherd.models.memory.kv_cache import Reserve, Workload
 from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrecision, TrainingUsage
 from gpuherd.models.memory.weights import Precision
@@ -23,8 +23,9 @@ from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
 from gpuherd.posttrain.learning.preflight import check_data, foretell, need_of, training_task
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, lengths_of
-from gpuherd.posttrain.runs.memory import host_memory, host_words
+from gpuherd.posttrain.runs.memory import _ASLEEP_MB, host_memory, host_words, vllm_memory
 from gpuherd.posttrain.runs.plan import StepRequest
+from gpuherd.posttrain.types import Precision as Loading
 from gpuherd.standin.machine import SimulatedMachine
 
 GIB = 1 << 30
@@ -251,6 +252,28 @@ def test_a_reward_model_that_a_task_chooses_is_counted(policy_model: Path, monke
     evaluated = need({"dataset": "arithmetic"}, eval_envs=[{"dataset": "imdb"}], training={"eval_every": 1})
     assert evaluated.memory_mb == chosen.memory_mb
     assert need({"dataset": "arithmetic"}, eval_envs=[{"dataset": "imdb"}], training={"eval_every": 0}) == plain
+
+
+def test_vllm_and_the_training_take_their_turns() -> None:
+    """The training has no gradients and activations while vLLM draws, which sleeps while the policy learns."""
+    training = {"algorithm": "grpo", "use_bf16": True, "micro_batch_size": 1}
+
+    def memory(backend: str, **model: Any) -> int:
+        told = config(
+            "llama-3.1-8b", training=training, model={"generation_backend": backend, "max_new_tokens": 512, **model}
+        )
+        need = need_of(told, cards(1, 500 * GIB), 1)
+        assert ("in turns with it" in need.sentence) == (backend == "vllm")
+        return need.memory_mb
+
+    # All weights: gradients alone are 32 GB, and vLLM's copy 16 GB.
+    assert memory("vllm") == memory("hf") + _ASLEEP_MB
+    # An adapter: there is little to give up. vLLM has its own 16 GB, and the cache of so many answers.
+    lora = {"use_lora": True, "gradient_checkpointing": True}
+    copy = vllm_memory("llama-3.1-8b", Loading("float32", "bfloat16"), Workload(32, 512, 512), cards(1, 500 * GIB))
+    assert _ASLEEP_MB < memory("vllm", **lora) - memory("hf", **lora) < copy
+    more = memory("vllm", generation_batch_size=64, **lora) - memory("vllm", **lora)
+    assert more == pytest.approx(32 * (512 + 512) * 32 * 2 * 8 * 128 * 2 / (1 << 20), rel=0.1)
 
 
 def test_models_besides_the_policy_are_counted(policy_model: Path) -> None:

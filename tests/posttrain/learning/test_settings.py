@@ -23,7 +23,7 @@ from gpuherd.posttrain.learning.keys import block_keys
 from gpuherd.posttrain.learning.settings import TrainSettings, check_port, command, placed, settings_of
 from gpuherd.posttrain.runs.options import Where
 from gpuherd.posttrain.runs.settings import settings_of as settings_of_rounds
-from gpuherd.posttrain.types import Algorithm, Rollout
+from gpuherd.posttrain.types import Algorithm, BackendName, Rollout
 
 NAMES = {each.name.lower(): name for name, each in algorithms().items() if not each.guided}
 NEEDED: dict[str, Any] = {"distill": {"distill": {"teacher": "gpt2"}}}
@@ -112,27 +112,54 @@ def test_an_algorithm_is_named_as_in_rounds() -> None:
 def test_the_words_of_rounds_say_the_same() -> None:
     of_rounds = {
         "system": {"attn_impl": "eager", "dtype": "fp32", "amp_dtype": "bf16", "clear_cache_interval": 3},
-        "generation": {"max_new_tokens": 9, "temperature": 0.5, "batch_size": 4, "use_chat_template": True},
+        "generation": {
+            "max_new_tokens": 9,
+            "temperature": 0.5,
+            "batch_size": 4,
+            "use_chat_template": True,
+            "backend": "vllm",
+        },
         "training": {"lr": 1e-4, "gradient_checkpointing": True, "micro_batch_size": 2},
     }
     of_mrlm = {
         "training": {"learning_rate": 1e-4, "micro_batch_size": 2, "clear_cache_interval": 3, "use_bf16": True},
         "model": {
             "attn_implementation": "eager", "torch_dtype": "fp32", "gradient_checkpointing": True, "max_new_tokens": 9,
-            "temperature": 0.5, "generation_batch_size": 4, "use_chat_template": True,
+            "temperature": 0.5, "generation_batch_size": 4, "use_chat_template": True, "generation_backend": "vllm",
         },
     }  # fmt: skip
     assert config(**of_rounds) == config(**of_mrlm)
     with pytest.raises(UsageError, match=r"generation\.top_k and model\.top_k are the same key; keep one"):
         config(generation={"top_k": 5}, model={"top_k": 5})
-    with pytest.raises(UsageError, match=r"there is no key generation\.backend; possible here: "):
-        config(generation={"backend": "vllm"})
+    with pytest.raises(UsageError, match=r"there is no key generation\.shards; possible here: "):
+        config(generation={"shards": 2})
     with pytest.raises(UsageError, match=r"the block grpo is there twice, as GRPO too"):
         config(grpo={}, GRPO={})
     with pytest.raises(UsageError, match=r"system\.amp_dtype and training\.use_bf16 are the same key"):
         config(system={"amp_dtype": "bf16"}, training={"use_bf16": False})
     with pytest.raises(UsageError, match=r"system\.amp_dtype=fp64: it is one of bf16"):
         config(system={"amp_dtype": "fp64"})
+
+
+def test_what_vllm_could_not_sample_is_refused_as_in_rounds() -> None:
+    def by_vllm(algorithm: str = "grpo", data_file: str | None = None, **model: Any) -> TrainSettings:
+        training = {"algorithm": algorithm, **({} if data_file is None else {"data_file": data_file})}
+        model = {"generation_backend": "vllm", **model}
+        return config(training=training, model=model, **NEEDED.get(algorithm, {}))
+
+    assert by_vllm().backend is BackendName.VLLM and config().backend is BackendName.HF
+    assert by_vllm().deciding()["model.generation_backend"] == "vllm"
+    for told in (by_vllm("sft"), by_vllm("dpo"), by_vllm("distill", top_p=0.9)):
+        assert told.backend is BackendName.VLLM
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"algorithm": "dpo", "data_file": "x"}, r"vllm: dpo samples no answers here; leave the key out"),
+        ({"top_k": 5}, r"which grpo learns by; set model\.top_p=1 and model\.top_k=0"),
+        ({"use_lora": True, "load_in_4bit": True}, r"vllm with model\.load_in_8bit or load_in_4bit: quantised"),
+        ({"generation_backend": "sglang"}, "it is one of hf, vllm"),
+    )
+    for given_words, sentence in wrong:
+        with pytest.raises(UsageError, match=rf"model\.generation_backend=.*{sentence}"):
+            by_vllm(**given_words)
 
 
 def test_what_learns_from_whole_steps_has_no_other_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lm.vllm_stand_in import processes, python_with_vllm
 
 from gpuherd.errors import CannotWrite, ExitCode
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.lm.vllm import PYTHON
 from gpuherd.posttrain.algos.registry import algorithms
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.dist_env import DistEnv
@@ -164,6 +167,56 @@ def test_what_is_asked_to_stop_ends_behind_a_checkpoint_and_goes_on_exactly(
         assert {**one, "seconds": 0} == {**other, "seconds": 0}
     weights = [(folder / "grpo/model/model.safetensors").read_bytes() for folder in (whole, halved)]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.timeout(300)
+def test_vllm_answers_in_several_turns_while_it_trains(
+    tmp_path: Path, policy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for vLLM, which starts once: with room for a whole episode."""
+    monkeypatch.setenv(PYTHON, str(python_with_vllm(tmp_path)))
+    model, training = {"generation_backend": "vllm"}, {"num_iterations": 2, "eval_every": 2}
+    words = written(tmp_path, policy_model, policy_env=ENV, eval_envs=[ENV], model=model, training=training)
+    assert main(words) == ExitCode.OK
+    folder = TrainDirectory(tmp_path / "grpo")
+    lines = read_curves(folder.root)
+    assert [line["sampler_weight_max"] for line in lines] == pytest.approx([1, 1], abs=1e-3)
+    assert "eval/math/reward" in lines[-1] and "starts again" not in folder.run_log.read_text()
+    assert not processes(os.getpid())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_is_learnt_from_is_drawn_by_vllm_before(
+    tmp_path: Path, policy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PYTHON, str(python_with_vllm(tmp_path)))
+    drawn = {}
+    for backend in ("hf", "vllm"):
+        (tmp_path / backend).mkdir()
+        words = written(
+            tmp_path / backend,
+            policy_model,
+            "sft",
+            policy_env=ENV,
+            sft={"max_trajectories": 8},
+            model={"generation_backend": backend},
+        )
+        assert main(words) == ExitCode.OK
+        drawn[backend] = TrainDirectory(tmp_path / backend / "sft").rows.read_text()
+    assert drawn["hf"].count("\n") == drawn["vllm"].count("\n") == 8 and drawn["hf"] != drawn["vllm"]
+    assert not processes(os.getpid())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_without_vllm_it_is_told_before_anything_is_begun(
+    tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PYTHON, raising=False)
+    words = written(tmp_path, policy_model, policy_env=ENV, model={"generation_backend": "vllm"})
+    assert main(words) != ExitCode.OK
+    assert "model.generation_backend=vllm: vLLM can't be imported (it is not installed)" in capsys.readouterr().err
+    assert not (tmp_path / "grpo").exists()
 
 
 @pytest.mark.slow

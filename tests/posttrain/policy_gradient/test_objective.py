@@ -20,7 +20,7 @@ from gpuherd.posttrain.policy_gradient.algorithm import LossType
 from gpuherd.posttrain.policy_gradient.forward import batch_of, forward
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
 from gpuherd.posttrain.policy_gradient.policy import ValuedPolicy
-from gpuherd.posttrain.rollout.mismatch import Correction
+from gpuherd.posttrain.rollout.mismatch import Correction, MismatchMeter
 
 TEMPERATURE = 0.8
 
@@ -288,16 +288,18 @@ def test_weights_of_one_change_nothing_to_the_bit(model: Any) -> None:
     wanted = plain.loss(some).total
     expected = dict(gradients(wanted, model))
     for correction in Correction:
-        how = replace(plain, correction=correction, correction_cap=1.0)
+        meter = MismatchMeter(model)
+        how = replace(plain, correction=correction, correction_cap=1.0, meter=meter)
         found = how.loss(some).total
         assert torch.equal(found, wanted)
         assert all(torch.equal(each, expected[name]) for name, each in gradients(found, model))
-        assert how.sampler_figures(DistEnv.single()) == {}
+        assert meter.figures(DistEnv.single()) == {}
 
 
 def test_figures_of_the_mismatch_are_of_the_tokens_as_they_are_first_seen(model: Any) -> None:
     some = sampled(model, SHIFTS, [Item(each, [1.0] * len(each.ids)) for each in MIXED])
-    how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2))
+    meter = MismatchMeter(model)
+    how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), meter=meter)
     how.loss(some[:1])
     how.loss(some[1:])
     wanted = {
@@ -308,11 +310,11 @@ def test_figures_of_the_mismatch_are_of_the_tokens_as_they_are_first_seen(model:
     with torch.no_grad():
         model.lm_head.weight += 0.3 * torch.randn(model.lm_head.weight.shape, dtype=torch.float64)
     how.loss(some)  # a second pass: the policy has moved, and the figures are of before
-    assert how.sampler_figures(DistEnv.single()) == pytest.approx(wanted, rel=1e-5)
+    assert meter.figures(DistEnv.single()) == pytest.approx(wanted, rel=1e-5)
     how.loss(some)
-    moved = how.sampler_figures(DistEnv.single())
+    moved = meter.figures(DistEnv.single())
     assert moved["sampler_kl"] != pytest.approx(wanted["sampler_kl"], rel=1e-2)
-    assert how.sampler_figures(DistEnv.single()) == {}
+    assert meter.figures(DistEnv.single()) == {}
 
 
 def test_recorded_log_probs_are_not_taken_for_the_trainers(model: Any) -> None:
@@ -321,17 +323,19 @@ def test_recorded_log_probs_are_not_taken_for_the_trainers(model: Any) -> None:
     some = [replace(each, old=each.rollout.log_probs) for each in some]
     figures = []
     for recorded in (True, False):
-        how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), recorded=recorded)
+        meter = MismatchMeter(model)
+        how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), recorded=recorded, meter=meter)
         how.loss(some)
-        figures.append(how.sampler_figures(DistEnv.single()))
+        figures.append(meter.figures(DistEnv.single()))
     assert figures[0]["sampler_weight_max"] == pytest.approx(math.e, rel=1e-5) and figures[1] == {}
 
 
 def test_noise_of_dropout_is_not_taken_for_a_mismatch(model: Any) -> None:
     some = sampled(model, SHIFTS, [Item(each, [1.0] * len(each.ids)) for each in MIXED])
     model.add_module("drops", torch.nn.Dropout(0.1))
-    how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2))
+    meter = MismatchMeter(model)
+    how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), meter=meter)
     how.loss(some)
-    assert how.sampler_figures(DistEnv.single()) == {}
+    assert meter.figures(DistEnv.single()) == {}
     how.loss([replace(each, old=[value + 0.5 for value in each.rollout.log_probs if value]) for each in some])
-    assert how.sampler_figures(DistEnv.single())["sampler_kl"] == pytest.approx(-0.5, abs=1e-6)  # asked for apart
+    assert meter.figures(DistEnv.single())["sampler_kl"] == pytest.approx(-0.5, abs=1e-6)  # asked for apart

@@ -13,7 +13,7 @@ from tests.lm.vllm_stand_in import processes, python_with_vllm
 from tests.posttrain.letters import Letters
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.vllm import PYTHON
+from gpuherd.lm.vllm import PYTHON, VllmFailed
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import Lora
 from gpuherd.posttrain.policy_gradient.policy import load_for_training
@@ -89,6 +89,48 @@ def test_vllm_answers_as_the_policy_is(policy_model: Path, tmp_path: Path, lora:
     sampler.release()
 
 
+def test_vllm_sleeps_while_the_policy_learns_on_the_gpu_that_they_share(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is told to be a GPU; all lies on the CPU."""
+    monkeypatch.setattr(vllm, "planned_share", lambda *_: 0.5)
+    module, problems = trained(policy_model), list(Letters().problems(Split.TRAIN, 4, 0))
+    world = DistEnv.single("cuda:0")
+    sampler = FollowingSampler(Policy(str(policy_model)), module, FP32, world, HOW, problems, tmp_path)
+    sampler.sleep()  # it has not begun
+    sampler.follow(0)
+    (child,) = processes(os.getpid())
+    before = sampler.continuations([Prefix("a", PROMPT)], 3)
+    sampler.sleep()
+    with pytest.raises(VllmFailed, match="vLLM sleeps"):
+        sampler.continuations([Prefix("a", PROMPT)], 3)
+    sampler.follow(0)  # weights that it had are handed over again
+    assert sampler.continuations([Prefix("a", PROMPT)], 3) == before
+    sampler.sleep()
+    moved(module)
+    sampler.follow(1)
+    (answers,) = sampler.continuations([Prefix("a", PROMPT)], 3)
+    assert gap(module, answers) < 1e-4
+    assert processes(os.getpid()) == [child]
+    sampler.release()
+
+
+@pytest.mark.slow
+def test_on_a_gpu_that_it_can_not_leave_it_is_told(
+    policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm, "planned_share", lambda *_: 0.5)
+    monkeypatch.setenv("STAND_IN_AWAKE", "1")
+    world, module = DistEnv.single("cuda:0"), trained(policy_model)
+    sampler = FollowingSampler(Policy(str(policy_model)), module, FP32, world, HOW, (), tmp_path)
+    sampler.follow(0)
+    assert "vLLM can't sleep on this platform" in caplog.text
+    before = sampler.continuations([Prefix("a", PROMPT)], 3)
+    sampler.sleep()
+    assert sampler.continuations([Prefix("a", PROMPT)], 3) == before
+    sampler.release()
+
+
 @pytest.mark.slow
 def test_a_conversation_that_grows_is_answered_by_the_same_weights(
     policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,10 +171,10 @@ def test_what_somebody_else_put_in_the_way_is_neither_used_nor_removed(
     module, planted, training = trained(policy_model), tmp_path / "elsewhere", tmp_path / "training"
     planted.mkdir()
     monkeypatch.setattr(following, "_MEMORY", tmp_path)
-    with following._in_memory(training, "policy", module) as folder:
+    with following._in_memory(training, 0, module) as folder:
         assert folder.parent == tmp_path
     folder.symlink_to(planted)
-    with following._in_memory(training, "policy", module) as other:
+    with following._in_memory(training, 0, module) as other:
         assert other.parent == training
     assert "somebody else's" in caplog.text and folder.is_symlink() and planted.is_dir()
 

@@ -312,8 +312,9 @@ def test_vllm_lies_beside_what_trains(
         return train.asked.memory_mb / 1024, train.asked.sentence
 
     (plain, _), (both, told) = asked("hf"), asked("vllm")
-    # 6 GiB of weights in bfloat16, and what its own process takes.
-    assert 6 < both - plain < 12 and "vLLM for 3 answers beside it" in told
+    # While answers are drawn there are no gradients and activations, of 6 GiB and more; while the policy learns vLLM
+    # sleeps. Of 6 GiB of weights in bfloat16 and what its own process takes the plan has what is more.
+    assert 2 <= both - plain < 5 and "vLLM for 3 answers in turns with it" in told
     # Where the rows of the round are learnt from it has ended before.
     assert asked("vllm", online=False) == asked("hf", online=False)
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lm.vllm_stand_in import python_with_vllm
 from tests.posttrain import tiny
 from tests.posttrain.eval.first_letter import FirstLetter
 from tests.posttrain.runs.conftest import MakeSettings
 from tests.qa import small_models
 
 from gpuherd.errors import UsageError
+from gpuherd.lm.vllm import PYTHON
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.eval.results import read_result
 from gpuherd.posttrain.preference.tokens import load_tokenizer
@@ -41,8 +43,9 @@ from gpuherd.posttrain.runs.work import (
     seed_for,
     shard_of,
     step_named,
+    versions,
 )
-from gpuherd.posttrain.types import Comparison, Policy, Problem, Rollout, Row
+from gpuherd.posttrain.types import BackendName, Comparison, Policy, Problem, Rollout, Row
 from gpuherd.runs.shard_file import Shard, ShardFile
 from gpuherd.runs.shards import in_batches
 
@@ -457,3 +460,13 @@ def test_a_line_that_has_changed_is_no_row(tmp_path: Path) -> None:
         read_round([(path, shard)])
     with ShardFile(path, shard, sealed=True) as file:
         assert file.todo == ((2, 3),)
+
+
+def test_the_version_of_vllm_is_that_of_the_python_that_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PYTHON, str(python_with_vllm(tmp_path)))
+    assert versions(BackendName.HF, BackendName.VLLM)["vllm"] == "0.0.stand-in"
+    assert "vllm" not in versions(BackendName.HF) and "torch" in versions()
+    monkeypatch.setenv(PYTHON, str(tmp_path / "none"))
+    assert "vllm" not in versions(BackendName.VLLM)

@@ -32,7 +32,7 @@ from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS, HeadGradients, Rea
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import LATER, LossType, PolicyGradient, SamplingOptions, collected
 from gpuherd.posttrain.policy_gradient.forward import Batch, batch_of
-from gpuherd.posttrain.policy_gradient.objective import summed, sums_of, total_weight
+from gpuherd.posttrain.policy_gradient.objective import recorded_log_probs, summed, sums_of, total_weight
 from gpuherd.posttrain.policy_gradient.plan import digest_of, grouped
 from gpuherd.posttrain.types import Collecting, Policy, Problem, Rollout, Row, Training
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.engine.dist_env import DistEnv
     from gpuherd.posttrain.engine.train_engine import Loss
     from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
+    from gpuherd.posttrain.rollout.mismatch import MismatchMeter
 
 # Numbers of a chunk of logits: a quarter of others', since P, Q, M and parts of them are there at once.
 _CHUNK = CHUNK_NUMBERS // 4
@@ -149,6 +150,7 @@ class Distill(PolicyGradient):
             work.sampling.max_new_tokens,
             options.beta,
             place,
+            meter=trainer.meter,
         )
         known = _of_problems(work.rows) if self.collects else {}
         for step in trainer.steps():
@@ -169,14 +171,15 @@ class Distill(PolicyGradient):
             trainer.finish(step, rollouts, learnt, {"own": len(own) / len(problems)}, {})
 
     def _kept(self, known: Mapping[str, Sequence[Rollout]], problem: Problem, sample: int) -> Rollout:
-        """A collected answer. Raises UsageError where there are too few."""
+        """A collected answer, without the teacher's log-probs. Raises UsageError where there are too few."""
         answers = known.get(problem.id, ())
         if sample >= len(answers):
             raise UsageError(
                 f"on_policy={self.options.on_policy:g}: problem {problem.id} has {len(answers)} collected answers, and "
                 f"samples_per_prompt={self.options.samples_per_prompt} asks for more; collect them, or set on_policy=1"
             )
-        return answers[sample]
+        found = answers[sample]
+        return replace(found, log_probs=(None,) * len(found.ids))
 
 
 @dataclass(eq=False)
@@ -188,6 +191,7 @@ class Distillation:
         most_tokens: of an answer, for Dr. GRPO's divisor.
         teacher_device: where the teacher lies, if not on ``device``.
         chunk: tokens whose distributions are there at once; None: as many as ``_CHUNK`` numbers are.
+        meter: notes how far the recorded log-probs of the policy's own answers are from those of its training pass.
     """
 
     module: Any
@@ -199,6 +203,7 @@ class Distillation:
     beta: float
     teacher_device: str | None = None
     chunk: int | None = None
+    meter: MismatchMeter | None = None
 
     def loss(self, rollouts: Sequence[Rollout]) -> Loss:
         """The sum over these rollouts that ``TrainEngine.step`` divides by the sum of ``weight``; its figure ``jsd`` is
@@ -215,7 +220,9 @@ class Distillation:
         batch = batch_of(rollouts, self.device)
         reading = _Divergences(batch.ids, batch.mask, _chosen(batch), asked.head, self)
         found, _ = read(self.module, reading, batch.ids, batch.mask)
-        per_token = found[:, -batch.answers.shape[1] :, 0]
+        per_token, log_probs = found[:, -batch.answers.shape[1] :].unbind(dim=-1)
+        if self.meter is not None:
+            self.meter.add(rollouts, log_probs, recorded_log_probs(rollouts, batch), batch.by_policy)
         total = summed(per_token, batch.by_policy, self.loss_type)
         return Loss(total, sums_of(batch.by_policy, jsd=per_token))
 
@@ -265,14 +272,15 @@ class _Hidden(Reading):
 
 
 class _Divergences(Reading):
-    """The divergence of each wanted token from the teacher, whose hidden states of the same tokens are known."""
+    """The divergence of each wanted token from the teacher, whose hidden states of the same tokens are known, and the
+    token's log-prob under the policy."""
 
     def __init__(self, input_ids: Tensor, attention_mask: Tensor, wanted: Tensor, teacher: _Head, how: Distillation):
         super().__init__(input_ids, attention_mask, wanted)
         self._teacher, self._how = teacher, how
 
     def computed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:
-        """(tokens, 1), nats; gradients flow."""
+        """(tokens, 2), nats: the divergence, through which gradients flow, and the log-prob, through which none do."""
         import torch
 
         how = _JSDInputs(
@@ -284,7 +292,7 @@ class _Divergences(Reading):
             head_dtype(flat),
         )
         with torch.autocast(flat.device.type, enabled=False):
-            return _function().apply(flat, weight, bias, how)  # type: ignore[no-any-return]
+            return _function().apply(flat, weight, bias, self._targets, how)  # type: ignore[no-any-return]
 
 
 class _JSDInputs(NamedTuple):
@@ -302,11 +310,17 @@ class _JSDInputs(NamedTuple):
         """The chunks of so many tokens."""
         return (slice(start, start + self.chunk) for start in range(0, tokens, self.chunk))
 
-    def log_probs(self, policy: _Head, part: slice) -> tuple[Tensor, Tensor]:
-        """ln Q of the policy and ln P of the teacher, of a chunk of tokens, where the policy lies."""
+    def log_probs(self, policy: _Head, part: slice, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """ln Q of the policy and ln P of the teacher, of a chunk of tokens, where the policy lies; and the policy's
+        log-prob of ``targets``, over its own vocabulary, which may be wider than the teacher's."""
+        import torch
+
         device = policy.flat.device
-        of_both = [each.log_probs(part, self.temperature, self.width, device) for each in (policy, self.teacher)]
-        return of_both[0], of_both[1]
+        log_q = policy.log_probs(part, self.temperature, policy.vocabulary, device)
+        chosen = log_q.gather(1, targets[part, None])[:, 0]
+        if self.width < policy.vocabulary:
+            log_q = torch.log_softmax(log_q[:, : self.width], dim=-1)
+        return log_q, self.teacher.log_probs(part, self.temperature, self.width, device), chosen
 
 
 @functools.cache
@@ -315,30 +329,37 @@ def _function() -> Any:
     import torch
 
     class ChunkedDivergence(torch.autograd.Function):
-        """(tokens, 1): JSD_beta of each, of chunks of logits that are made anew for the gradient."""
+        """(tokens, 2): JSD_beta of each, of chunks of logits that are made anew for the gradient; and the token's
+        log-prob, without a gradient."""
 
         @staticmethod
-        def forward(ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, how: _JSDInputs) -> Tensor:
+        def forward(
+            ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Tensor, how: _JSDInputs
+        ) -> Tensor:
             policy = _Head(flat, None if weight is None else weight.to(how.compute), bias)
-            made = torch.zeros((len(flat), 1), dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
+            made = torch.zeros((len(flat), 2), dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
             for part in how.chunks(len(flat)):
-                made[part, 0] = _divergence(*how.log_probs(policy, part), how.beta)
-            ctx.save_for_backward(flat, weight, bias)
+                log_q, log_p, made[part, 1] = how.log_probs(policy, part, targets)
+                made[part, 0] = _divergence(log_q, log_p, how.beta)
+                del log_q, log_p
+            ctx.save_for_backward(flat, weight, bias, targets)
             ctx.how = how
             return made
 
         @staticmethod
         def backward(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
-            flat, weight, bias = ctx.saved_tensors
+            flat, weight, bias, targets = ctx.saved_tensors
             how: _JSDInputs = ctx.how
             policy = _Head(flat, None if weight is None else weight.to(how.compute), bias)
             gradients = HeadGradients(flat, policy.weight, ctx.needs_input_grad, weight, bias)
             for part in how.chunks(len(flat)):
-                slopes = _slopes(*how.log_probs(policy, part), how.beta).mul_(upstream[0][part]).div_(how.temperature)
+                log_q, log_p, _ = how.log_probs(policy, part, targets)
+                slopes = _slopes(log_q, log_p, how.beta).mul_(upstream[0][part, :1]).div_(how.temperature)
+                del log_q, log_p
                 slopes = gradients.narrowed(torch.nn.functional.pad(slopes, (0, policy.vocabulary - how.width)))
                 gradients.add(part, slopes)
                 del slopes
-            return *gradients.all(), None
+            return *gradients.all(), None, None
 
     return ChunkedDivergence
 

@@ -8,8 +8,8 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,11 @@ from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.envs.registry import SingleTurn
 from gpuherd.posttrain.envs.registry import make_environments as make
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.settings import TrainSettings
+from gpuherd.posttrain.learning.settings import BACKEND, TrainSettings
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.types import (
     Algorithm,
+    BackendName,
     Collecting,
     Comparison,
     Policy,
@@ -334,17 +335,34 @@ def _answered(
 def _rolled(
     settings: TrainSettings, algorithm: Algorithm, environments: Environments, world: DistEnv, device: str
 ) -> list[Rollout]:
-    from gpuherd.posttrain.rollout.sampler import Sampler
-
     problems = problems_of(environments, "policy_env", Split.TRAIN, settings.problems, settings.sampling.seed)
     options = algorithm.options
     samples = options.samples_per_example if hasattr(options, "samples_per_example") else options.samples_per_prompt
     policy = Policy(algorithm.collected_from or settings.model)
-    sampler = Sampler(policy, settings.precision, device, settings.sampling)
     mine: Sequence[Problem] = world.share(problems)
-    made = roller(settings, environments)(sampler, mine, samples, "collected") if mine else []
+    made: list[Rollout] = []
+    if mine:
+        with _answering(settings, policy, world, device) as sampler:
+            made = roller(settings, environments)(sampler, mine, samples, "collected")
     found = {(each.problem, each.sample): each for share in world.gather(made) for each in share}
     return [found[problem.id, sample] for problem in problems for sample in range(samples)]
+
+
+@contextmanager
+def _answering(settings: TrainSettings, policy: Policy, world: DistEnv, device: str) -> Iterator[RolloutBackend]:
+    """A policy in memory, or in vLLM's; that ends with the block."""
+    if settings.backend is BackendName.VLLM:
+        from gpuherd.posttrain.rollout.vllm import VllmSampler
+
+        by_vllm = VllmSampler(policy, settings.precision, world.device, settings.sampling, key=BACKEND)
+        try:
+            yield by_vllm
+        finally:
+            by_vllm.release()
+    else:
+        from gpuherd.posttrain.rollout.sampler import Sampler
+
+        yield Sampler(policy, settings.precision, device, settings.sampling)
 
 
 def compared(rollouts: Sequence[Rollout]) -> list[Row]:

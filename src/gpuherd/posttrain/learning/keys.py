@@ -17,7 +17,7 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class, algorithms
 from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
-from gpuherd.posttrain.types import Algorithm, Sampling
+from gpuherd.posttrain.types import Algorithm, BackendName, Sampling
 from gpuherd.runs.records import field_types
 
 Dtype = Literal["auto", "float32", "fp32", "bfloat16", "bf16", "float16", "fp16"]
@@ -131,6 +131,7 @@ BLOCKS: Mapping[str, tuple[Key, ...]] = {
         Key("top_p", "sampling.top_p", kind=float | None, default=None, right=_LAW),
         Key("top_k", "sampling.top_k", kind=int | None, default=None, right=_FROM_0),
         Key("generation_batch_size", "sampling.batch_size", right=_FROM_1, free=True),
+        Key("generation_backend", kind=BackendName, default=BackendName.HF),
         Key("do_sample", kind=bool, default=True, refused=_GREEDY),
         Key("num_beams", kind=int, default=1, refused=_GREEDY),
         Key("repetition_penalty", kind=float, default=1.0, refused=_GREEDY),
@@ -165,6 +166,7 @@ ROUNDS: Mapping[str, str] = {
     "training.lr": "training.learning_rate",
     "training.gradient_checkpointing": "model.gradient_checkpointing",
     "generation.batch_size": "model.generation_batch_size",
+    "generation.backend": "model.generation_backend",
     **{
         f"generation.{name}": f"model.{name}"
         for name in ("max_new_tokens", "temperature", "top_p", "top_k", "use_chat_template")

@@ -29,15 +29,16 @@ from gpuherd.posttrain.learning.data import (
     problems_of,
     task_of,
 )
-from gpuherd.posttrain.learning.settings import TrainSettings
+from gpuherd.posttrain.learning.settings import BACKEND, TrainSettings
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.rewards.function import FunctionRewards
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, check_lengths, lengths_of
+from gpuherd.posttrain.rollout.vllm import require_vllm
 from gpuherd.posttrain.runs.blocks import ModelPair
-from gpuherd.posttrain.runs.memory import Scorer, TrainingTask
+from gpuherd.posttrain.runs.memory import Scorer, TrainingTask, vllm_memory
 from gpuherd.posttrain.runs.plan import StepRequest
 from gpuherd.posttrain.runs.prepare import refuse_frozen, refuse_proxy
-from gpuherd.posttrain.types import Problem, Split
+from gpuherd.posttrain.types import BackendName, Problem, Split
 from gpuherd.units import gib
 
 logger = logging.getLogger(__name__)
@@ -88,8 +89,11 @@ def too_short(settings: TrainSettings, texts: Texts | None) -> str | None:
 
 
 def _check_models(settings: TrainSettings) -> None:
-    """Raises UsageError, BadModel for a teacher or a proxy that reads other tokens than the policy."""
+    """Raises UsageError, BadModel for a teacher or a proxy that reads other tokens than the policy; MissingExtra where
+    vLLM is to decode and isn't installed."""
     algorithm, name = settings.algorithm.make(), settings.algorithm.name
+    if settings.backend is BackendName.VLLM:
+        require_vllm(settings.model, settings.precision, BACKEND)
     for model in algorithm.frozen_models:
         refuse_frozen(name, settings.base, model)
     if isinstance(algorithm.options, ProxyOptions):
@@ -232,7 +236,11 @@ def need_of(
     sampling = settings.sampling
     scorers = _scorers(settings, lengths.prompt + sampling.max_new_tokens)
     task = replace(training_task(settings, cards, processes, lengths), scorers=scorers)
-    need = task.memory()
+    answers = Workload(sampling.batch_size, lengths.prompt, lengths.turns * sampling.max_new_tokens)
+    by_vllm = settings.backend is BackendName.VLLM and bool(settings.algorithm.make().samples)
+    need = task.memory(
+        (lambda: vllm_memory(settings.model, settings.precision, answers, task.cards)) if by_vllm else None
+    )
     memory, said = need.memory_mb, f"{need.said}, {lengths.said}"
     for model in _answers_apart(settings):  # a model of its own, before or behind the training
         architecture, precision = read_with_precision(model, settings.precision.dtype)

@@ -19,14 +19,16 @@ from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions, Strate
 from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.learning.keys import BLOCKS, block_of, full_name, has_minibatches, is_free
 from gpuherd.posttrain.learning.reading import Given, environment_keys, read_file, wrong_together
+from gpuherd.posttrain.rollout.vllm import refuse_cut
 from gpuherd.posttrain.runs import launch
 from gpuherd.posttrain.runs.blocks import DTYPES
 from gpuherd.posttrain.runs.options import Where
 from gpuherd.posttrain.runs.settings import AlgorithmConfig
-from gpuherd.posttrain.types import Algorithm, Precision, Sampling, cut_draws
+from gpuherd.posttrain.types import Algorithm, BackendName, Precision, Sampling, cut_draws
 from gpuherd.runs.records import jsonable
 
 MODULE = "gpuherd.posttrain.learning"
+BACKEND = "model.generation_backend"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class TrainSettings:
         model: its id or folder, with the ending that quantises it while it is loaded.
         device: auto, cpu or cuda.
         sampling: how answers are drawn while it trains; its seed is that of all draws, orders, and new adapters.
+        backend: what decodes them.
         watching: how it is logged and kept.
         step_values: of ``StepOptions``, for several processes; ``micro_batch`` items at once, or in so many parts
             (``accumulation``).
@@ -56,6 +59,7 @@ class TrainSettings:
     device: str
     precision: Precision
     sampling: Sampling
+    backend: BackendName
     watching: Watching
     step_values: Mapping[str, Any]
     micro_batch: int | None
@@ -228,7 +232,7 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
     )
     trajectories = told.get(f"{block}.max_trajectories") if told["training.data_file"] is None else None
     ending = "-8bit" if told["model.load_in_8bit"] else "-4bit" if told["model.load_in_4bit"] else ""
-    return TrainSettings(
+    found = TrainSettings(
         keys={
             **{name: jsonable(each) for name, each in told.items() if name not in ("policy_env", "eval_envs")},
             **_environment(told["policy_env"]),
@@ -249,6 +253,7 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
             use_chat_template=told["model.use_chat_template"],
             seed=told["training.seed"],
         ),
+        backend=told[BACKEND],
         watching=Watching(
             save_every=told["training.save_every"],
             keep=told["training.save_total_limit"] or 2,
@@ -270,6 +275,23 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
         eval_envs=told["eval_envs"],
         where=where,
     )
+    if found.backend is BackendName.VLLM:
+        _check_vllm(found)
+    return found
+
+
+def _check_vllm(told: TrainSettings) -> None:
+    """Raises UsageError where vLLM could not sample what is learnt from."""
+    algorithm, name = told.algorithm.make(), told.algorithm.name
+    if not algorithm.samples and not (algorithm.collects and told.policy_env is not None):
+        raise UsageError(f"{BACKEND}=vllm: {name} samples no answers here; leave the key out")
+    if told.algorithm.draws:
+        refuse_cut(told.sampling, name, BACKEND, "model")
+    if algorithm.samples and told.model != told.base:
+        raise UsageError(
+            f"{BACKEND}=vllm with model.load_in_8bit or load_in_4bit: quantised weights can't be handed over to it "
+            "after each step; set it to hf, or train without quantisation"
+        )
 
 
 def _standing_for(owner: str, told: Mapping[str, Any]) -> dict[str, Any]:

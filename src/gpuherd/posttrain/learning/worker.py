@@ -201,7 +201,7 @@ def _learnt(
         problems = problems_of(task or environments, "policy_env", Split.TRAIN, settings.problems, seed)
         algorithm = settings.with_problems(len(problems)).make()
         if task is None:
-            hooks = replace(hooks, roll=roller(settings, environments))
+            hooks = replace(hooks, roll=roller(settings, environments), turns=environments.most_turns)
         if evaluation:
             hooks = replace(hooks, evaluate=evaluation, evaluate_every=settings.eval_every)
     kind = world.device.partition(":")[0]
@@ -222,6 +222,7 @@ def _learnt(
             device=device,
             seed=seed,
             steps=settings.steps(world.size),
+            backend=settings.backend,
             digests=world.broadcast({name: each.sha256 for name, each in models.items()} if world.is_main else {}),
             extra={"hooks": hooks},
         )

@@ -194,11 +194,13 @@ class Hooks(Watching):
     Attributes:
         roll: makes rollouts of problems instead of ``RolloutBackend.rollouts`` (episodes of an environment): sampler,
             problems, samples of each, stream of the draws.
+        turns: answers of an episode, at most.
         evaluate: figures to be logged with a step; called after every ``evaluate_every`` steps in all processes, while
             each has the whole policy.
     """
 
     roll: Roll | None = None
+    turns: int = 1
     evaluate: Callable[[RolloutBackend, int], Mapping[str, float]] | None = None
     evaluate_every: int = 0
 

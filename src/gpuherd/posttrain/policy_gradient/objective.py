@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
 from gpuherd.posttrain.policy_gradient.forward import Batch, Pass, batch_of, forward, rectangle
-from gpuherd.posttrain.rollout.mismatch import Correction, Mismatch, importance_weights, mismatch, pooled
+from gpuherd.posttrain.rollout.mismatch import Correction, MismatchMeter, importance_weights
 from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.dist_env import DistEnv
     from gpuherd.posttrain.engine.train_engine import Loss
 
 
@@ -164,7 +162,7 @@ class Objective:
         correction: how the loss of a token is weighed by its probability under the policy before the step over that
             which the sampler recorded (``Rollout.log_probs``). The divisor stays.
         correction_cap: of these weights.
-        apart: the sampler computes apart from the trainer: figures of the mismatch are always given.
+        meter: notes how far the recorded log-probs are from the policy's before the step.
     """
 
     module: Any
@@ -182,9 +180,7 @@ class Objective:
     recorded: bool = False
     correction: Correction = Correction.NONE
     correction_cap: float = 2.0
-    apart: bool = False
-    _seen: set[int] = field(default_factory=set)  # items of the step whose mismatch is in ``_found``
-    _found: list[Mismatch | None] = field(default_factory=list)
+    meter: MismatchMeter | None = None
 
     def loss(self, items: Sequence[Item]) -> Loss:
         """The sum over these items that ``TrainEngine.step`` divides by the sum of ``weight``; its figures are means
@@ -217,8 +213,10 @@ class Objective:
             figures["value_loss"] = self._value_loss(items, made, batch)
             per_token = per_token + self.value_coef * figures["value_loss"]
         before = now.detach() if self.recorded else old
-        sampler = self._numbers([_numbers(each.rollout.log_probs, math.nan) for each in items], batch)
-        self._measure(items, before, sampler, mask)
+        sampler = recorded_log_probs([each.rollout for each in items], batch)
+        if self.meter is not None:
+            scored = not self.recorded and any(each.old is not None for each in items)
+            self.meter.add(items, before, sampler, mask, scored=scored)
         if self.correction is not Correction.NONE:
             per_token = per_token * importance_weights(before, sampler, mask, self.correction, self.correction_cap)
         return Loss(summed(torch.where(mask, per_token, 0.0), mask, self.loss_type), sums_of(mask, **figures))
@@ -226,35 +224,6 @@ class Objective:
     def weight(self, items: Sequence[Item]) -> float:
         """What ``loss`` of these items is divided by."""
         return total_weight([sum(each.counts) for each in items], self.loss_type, self.most_tokens)
-
-    def sampler_figures(self, world: DistEnv) -> dict[str, float]:
-        """How far the sampler's recorded log-probs are from the policy's before the step, over the tokens of all
-        processes since the last call: ``sampler_weight`` (the mean of w), ``sampler_weight_max`` and
-        ``sampler_kl`` (nats a token). None where they differ by rounding alone and the sampler is not ``apart``, and
-        where only passes with an adapter's dropout are there to compare with.
-        """
-        found = pooled(world.gather(pooled(self._found)))
-        self._seen, self._found = set(), []
-        return {} if found is None else found.figures(rounding=self.apart)
-
-    def _measure(self, items: Sequence[Item], before: Tensor, sampler: Tensor, mask: Tensor) -> None:
-        """Notes the mismatch of each item where it is first seen since the last ``sampler_figures``: where the
-        log-probs before the step were not computed, that is when they are nearest to it."""
-        import torch
-
-        scored = not self.recorded and any(each.old is not None for each in items)
-        new = [id(each) not in self._seen for each in items]
-        if not any(new) or not (scored or self._is_steady):
-            return
-        self._seen |= {id(each) for each in items}
-        self._found.append(mismatch(before, sampler, mask & torch.tensor(new, device=mask.device)[:, None]))
-
-    @cached_property
-    def _is_steady(self) -> bool:
-        """Whether two passes say the same: nothing drops out."""
-        from torch import nn
-
-        return not any(isinstance(each, nn.Dropout) and each.p > 0 for each in self.module.modules())
 
     def _mask(self, items: Sequence[Item], batch: Batch) -> Tensor:
         import torch
@@ -280,6 +249,12 @@ class Objective:
             raise UsageError("a value loss is for a policy with a value head")
         old, returns = ([getattr(each, name) for each in items] for name in ("old_values", "returns"))
         return value_loss(made.values, self._numbers(old, batch), self._numbers(returns, batch), self.value_clip)
+
+
+def recorded_log_probs(rollouts: Sequence[Rollout], batch: Batch) -> Tensor:
+    """The log-probs that the sampler recorded of a batch's answers, (rows, tokens); NaN where none is known."""
+    rows = [_numbers(each.log_probs, math.nan) for each in rollouts]
+    return rectangle(rows, batch.answers.shape[1], str(batch.answers.device))
 
 
 def _finite(value: float | None) -> bool:

@@ -38,7 +38,7 @@ from gpuherd.posttrain.policy_gradient.policy import (
     save_policy,
 )
 from gpuherd.posttrain.rollout.following import FollowingSampler
-from gpuherd.posttrain.rollout.mismatch import Correction
+from gpuherd.posttrain.rollout.mismatch import Correction, MismatchMeter
 from gpuherd.posttrain.rollout.sampler import RolloutBackend, Sampler
 from gpuherd.posttrain.types import BackendName, Problem, Rollout, Row, Training
 
@@ -51,6 +51,7 @@ class RolloutTrainer:
         trainee: the policy (with a value head, where it has one) and its optimiser.
         sampler: the policy as it is, answering.
         correction: by which the loss is weighed where sampler and trainer differ.
+        meter: what the losses tell how far they differ; its figures are in the curves.
         kept: what ``finish`` was given with the step that this training goes on behind; empty at the beginning.
         device, temperature: where tensors go, and by what logits are divided.
     """
@@ -122,7 +123,7 @@ class RolloutTrainer:
         self.kept: Mapping[str, Any] = {} if restored is None else restored.extra
         self._begun = 0 if restored is None else restored.step
         self._started = 0.0
-        self._objective: Objective | None = None
+        self.meter = MismatchMeter(self.trainee.module, apart=self.by_vllm)
 
     def __enter__(self) -> Self:
         return self
@@ -222,7 +223,7 @@ class RolloutTrainer:
 
     def objective(self, **how: Any) -> Objective:
         """The loss of the policy in training; ``how``: further arguments of ``Objective``."""
-        self._objective = Objective(
+        return Objective(
             self.trainee.module,
             self.device,
             self.temperature,
@@ -231,10 +232,9 @@ class RolloutTrainer:
             recorded=self._recorded,
             correction=self.correction,
             correction_cap=getattr(self.options, "sampler_clip", 2.0),
-            apart=self.by_vllm,
+            meter=self.meter,
             **how,
         )
-        return self._objective
 
     def minibatches(self, step: int, pass_number: int, count: int) -> Iterator[list[int]]:
         """Of each minibatch the places among ``mine``; those that other processes learn from are left out."""
@@ -255,9 +255,7 @@ class RolloutTrainer:
         Raises Stopped where the training is asked to stop.
         """
         done = step + 1
-        logged: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures}
-        if self._objective is not None:
-            logged |= self._objective.sampler_figures(self.world)
+        logged: dict[str, float | None] = {**figures_of(rollouts, learnt), **figures, **self.meter.figures(self.world)}
         logged["seconds"] = time.monotonic() - self._started
         every = self._hooks.evaluate_every
         evaluated: Mapping[str, float] | None = None
@@ -273,7 +271,14 @@ class RolloutTrainer:
         work = self.work
         if self.by_vllm:
             return FollowingSampler(
-                work.policy, self._policy, work.precision, self.world, work.sampling, work.problems, work.folder
+                work.policy,
+                self._policy,
+                work.precision,
+                self.world,
+                work.sampling,
+                work.problems,
+                work.folder,
+                turns=self._hooks.turns,
             )
         return Sampler.over(
             self._policy, tokenizer, work.sampling, device=self.device, amp_dtype=work.precision.amp_dtype
@@ -287,10 +292,13 @@ class RolloutTrainer:
     @contextmanager
     def _sampling(self) -> Iterator[None]:
         """The sampler is the policy as it is."""
+        follower = self.sampler if isinstance(self.sampler, FollowingSampler) else None
         with self._whole():
-            if isinstance(self.sampler, FollowingSampler):
-                self.sampler.follow(self.trainee.steps_done)
+            if follower is not None:
+                follower.follow(self.trainee.steps_done)
             yield
+        if follower is not None:
+            follower.sleep()
 
     @property
     def _recorded(self) -> bool:

@@ -12,12 +12,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
+
+    from gpuherd.posttrain.engine.dist_env import DistEnv
 
 
 class Correction(StrEnum):
@@ -89,6 +91,63 @@ def mismatch(train: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> 
     w = found.exp()
     mean, most, gap, kl = torch.stack([w.mean(), w.max(), found.abs().max(), -found.mean()]).tolist()
     return Mismatch(found.numel(), mean, most, gap, kl)
+
+
+class MismatchMeter:
+    """Figures of the mismatch of each step, over the tokens of all processes: of each rollout as it is first learnt
+    from. Where its log-probs before the step were not computed apart, that is when the policy is nearest to it.
+
+    Args:
+        module: the policy in training.
+        apart: the sampler computes apart from it: figures are given where log-probs differ by rounding alone too.
+    """
+
+    def __init__(self, module: Any, *, apart: bool = False):
+        self._module, self._apart = module, apart
+        self._seen: set[int] = set()
+        self._found: list[Mismatch | None] = []
+        self._steady: bool | None = None
+
+    def add(
+        self,
+        items: Sequence[object],
+        train: torch.Tensor,
+        sampler: torch.Tensor,
+        mask: torch.Tensor,
+        *,
+        scored: bool = False,
+    ) -> None:
+        """Notes the rows of a batch that were not seen in this step. Of a module in which something drops out nothing
+        is noted: the difference would be that of the dropout.
+
+        Args:
+            items: what the rows are of, the same objects whenever they are learnt from.
+            train, sampler, mask: as of ``mismatch``.
+            scored: ``train`` is of the policy before the step, without dropout.
+        """
+        import torch
+
+        new = [id(each) not in self._seen for each in items]
+        if not any(new) or not (scored or self._is_steady()):
+            return
+        self._seen |= {id(each) for each in items}
+        self._found.append(mismatch(train, sampler, mask & torch.tensor(new, device=mask.device)[:, None]))
+
+    def figures(self, world: DistEnv) -> dict[str, float]:
+        """``sampler_weight`` (the mean of w), ``sampler_weight_max`` and ``sampler_kl`` (nats a token) since this was
+        last called, in all processes together. Empty where log-probs differ by rounding alone and the sampler is not
+        ``apart``, and where only passes with dropout were there to compare with."""
+        found = pooled(world.gather(pooled(self._found)))
+        self._seen, self._found = set(), []
+        return {} if found is None else found.figures(rounding=self._apart)
+
+    def _is_steady(self) -> bool:
+        """Whether two passes give the same: nothing drops out."""
+        from torch import nn
+
+        if self._steady is None:
+            self._steady = not any(isinstance(each, nn.Dropout) and each.p > 0 for each in self._module.modules())
+        return self._steady
 
 
 def importance_weights(

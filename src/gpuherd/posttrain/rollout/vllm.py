@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.backend import Backend
@@ -50,6 +50,9 @@ class VllmSampler(RolloutBackend):
     Raises UsageError for a policy with a guide, MissingExtra where vLLM is not installed, and what reading the model's
     tokenizer, configuration and adapter raises.
     """
+
+    _sleeps: ClassVar[bool] = False  # the engine can be made to sleep, on GPUs
+    _scratch: Sequence[Path] = ()  # folders in memory that weights are handed over in
 
     def __init__(
         self,
@@ -141,6 +144,8 @@ class VllmSampler(RolloutBackend):
             attention=precision.attention,
             adapter=adapter,
             gpu=None if device == "cpu" else int(device.partition(":")[2] or 0),
+            sleeps=self._sleeps and device != "cpu",
+            scratch=self._scratch,
         )
 
 
@@ -160,6 +165,19 @@ def refuse(policy: Policy, key: str = COLLECTING) -> None:
     """Raises UsageError for a policy that a classifier guides."""
     if policy.guide is not None:
         raise UsageError(f"vLLM decodes no guided policy ({policy.guide.classifier}); set {key}=hf")
+
+
+def refuse_cut(sampling: Sampling, algorithm: str, key: str, block: str) -> None:
+    """Raises UsageError for cut draws, of an algorithm that learns by the log-probs of draws.
+
+    Args:
+        block: where top_p and top_k stand.
+    """
+    if not _is_whole(sampling):
+        raise UsageError(
+            f"{key}=vllm: of cut draws vLLM does not report the log-probs of the whole law, which {algorithm} learns "
+            f"by; set {block}.top_p=1 and {block}.top_k=0"
+        )
 
 
 def reports_log_probs(sampling: Sampling, *, greedy: bool) -> bool:

@@ -215,7 +215,7 @@ class RoundsExperiment:
                 "inputs": self.prepared.inputs,
                 "host": socket.gethostname(),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "versions": versions(),
+                "versions": versions(self.settings.generation.backend, self.settings.evaluation.backend),
             },
         )
 

@@ -29,7 +29,7 @@ from gpuherd.models.memory.training_states import states_of, training_model, wit
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
-from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.models.place.training import TrainingPlan, TrainingRefusal, make_training_plan
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.packing import mask_bytes
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
@@ -38,6 +38,7 @@ from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
 from gpuherd.posttrain.guidance.options import ComparingOptions, ValueOptions
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.rollout.vllm import sampling_precision
 from gpuherd.posttrain.runs.blocks import ModelPair
 from gpuherd.posttrain.types import Precision as Loading
 from gpuherd.units import gib
@@ -55,6 +56,9 @@ FLOAT32 = 4
 # Bytes of two distributions of a chunk of tokens, their mixture and what is computed from them (algos.distill).
 _COMPARED = 2 * FLOAT32 * CHUNK_NUMBERS
 _BEYOND_16_BITS = 2  # bytes a number: planners count a reward model in 16 bits, and a proxy scores in 32
+# What a vLLM that sleeps keeps of its GPU: CUDA's context and graphs. Measured by others, and not here: 1.1 GB in all
+# (vLLM's issue 32714); graphs alone 1.5 GB (issue 47654) or 0.8 GB (SGLang's pull request 32718).
+_ASLEEP_MB = 2048
 # Types of models whose logits are what their head answers, as ``engine.log_probs`` needs it to compute them in chunks.
 # All others are planned with whole logits, which are never less.
 PLAIN_HEADS = frozenset(
@@ -144,7 +148,9 @@ class TrainingTask:
         """What it takes.
 
         Args:
-            by_vllm: what vLLM takes, in MB, where that draws answers beside the training.
+            by_vllm: what vLLM takes, in MB, where that draws answers (``vllm_memory``). It sleeps while the policy
+                learns, and the training has given up gradients and activations while it draws: the fuller of both
+                moments counts.
 
         Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel; UsageError for quantised weights that
         FSDP would have to divide, MissingExtra without bitsandbytes.
@@ -164,7 +170,8 @@ class TrainingTask:
             proxy = read_with_precision(base, "fp32", read_for_training)[0]
         # The policy's answers are scored while it trains: by the proxy, on the same GPU, or by the task's model.
         scored_by = proxy if job.method.generates else None
-        memory = self._learning(architecture, job, scored_by)
+        plan = self._plan(architecture, job, scored_by)
+        memory = plan.memory_mb
         beside = ["its reference"] if job.keeps_reference else []
         if isinstance(choice.options, ValueOptions):
             memory += -(-_learnt_head(choice.options, self.width, architecture, job) // MIB)
@@ -178,7 +185,7 @@ class TrainingTask:
             beside += [f"reward model {each.model}" for each in self.scorers]
             self._refuse(memory, f"{architecture.model} and {beside[-1]}")
         if by_vllm is not None:
-            memory += by_vllm()
+            memory += max(_ASLEEP_MB, by_vllm() - _idle_while_sampling(plan))
             self._refuse(memory, f"{architecture.model} and vLLM's copy of it")
         if packed := _packing_mask(choice.options, job):
             memory += packed
@@ -194,9 +201,9 @@ class TrainingTask:
         told = f"{job.algorithm} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
         told += f", with {', '.join(beside)}" if beside else ""
         if by_vllm is not None:
-            told += f", vLLM for {self.sampled} answers beside it"
+            told += f", vLLM for {self.sampled} answers in turns with it"
         if proxy is not None:
-            first = self._learning(proxy, self._of_proxy(job))
+            first = self._plan(proxy, self._of_proxy(job)).memory_mb
             if first > memory:
                 memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
         gpus = self.gpus
@@ -259,15 +266,15 @@ class TrainingTask:
             algorithm=f"{algorithm.name}'s classifier" if choice.guided else algorithm.name,
         )
 
-    def _learning(self, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None) -> int:
-        """What one training takes on each of its GPUs, in MB. Raises JobCannotFit."""
+    def _plan(self, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None) -> TrainingPlan:
+        """How one training lies on its GPUs. Raises JobCannotFit."""
         cards = _roomiest(self.cards, self.gpus, self.name)
         found = make_training_plan(architecture, cards, job, count=self.gpus, reward=reward)
         if isinstance(found, TrainingRefusal):
             told = [each.sentence for each in found.alternatives[:3]]
             helps = f"what would fit: {'; '.join(told)}" if told else self.helps
             raise JobCannotFit(f"{self.name}: {found.reason}; {helps}")
-        return found.memory_mb
+        return found
 
     def _frozen(self, model: str, job: TrainingJob) -> tuple[int, int]:
         """What a frozen model takes that reads the answers of a micro-batch, in MB: next to another model, and on a GPU
@@ -301,6 +308,25 @@ class TrainingTask:
 
     def _refuse(self, memory_mb: int, said: str) -> None:
         refuse_together(self.cards, memory_mb, said, self.gpus)
+
+
+def vllm_memory(model: str, training: Loading, answers: Workload, cards: Sequence[GpuSpec]) -> int:
+    """What vLLM takes of a GPU for its copy of a policy in training and for so many answers at once, in MB: what
+    ``rollout.vllm`` has it take. Raises MissingModel, BadModel."""
+    architecture, precision = read_with_precision(model, sampling_precision(training).dtype)
+    return resources_of(architecture, precision, answers, cards, parallel="replica", most=1).memory_mb
+
+
+def _idle_while_sampling(plan: TrainingPlan) -> int:
+    """Of what a training takes of each GPU, what it has given up while vLLM draws answers, in MB. Copies of weights
+    for products are made by passes alone; those that FSDP has gathered are there, as they are handed over."""
+    found = []
+    for usage in (load.usage for load in plan.loads):
+        drawing = next(each for each in usage.moments if each.name == "generating")
+        copies = drawing.copies if plan.job.strategy is Strategy.FSDP else 0
+        held = replace(drawing, cache=0, workspace=0, copies=copies)
+        found.append((usage.fullest.total - held.total) // MIB)
+    return min(found)
 
 
 def _roomiest(cards: Sequence[GpuSpec], count: int, job: str) -> list[GpuSpec]:

@@ -23,7 +23,7 @@ from gpuherd.posttrain.algos.registry import algorithm_class, canonical
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.engine.options import StepOptions, Strategy
 from gpuherd.posttrain.rewards.function import FunctionName
-from gpuherd.posttrain.rollout.vllm import reports_log_probs
+from gpuherd.posttrain.rollout.vllm import COLLECTING, refuse_cut, reports_log_probs
 from gpuherd.posttrain.runs.blocks import (
     DataCollection,
     Dataset,
@@ -342,13 +342,9 @@ def _check_vllm(settings: Settings, choices: Sequence[AlgorithmConfig]) -> None:
     samples = {each.name: each.make().samples for each in choices}
     if not any(each.collects or samples[each.name] for each in choices):
         raise UsageError("generation.backend=vllm: no algorithm here samples answers; leave the key out")
-    cut = settings.generation.top_p != 1 or settings.generation.top_k != 0
     for choice in choices:
-        if cut and choice.draws and (choice.collects or samples[choice.name]):
-            raise UsageError(
-                f"generation.backend=vllm: of cut draws vLLM does not report the log-probs of the whole law, which "
-                f"algos.{choice.name} learns by; set generation.top_p=1 and generation.top_k=0"
-            )
+        if choice.draws and (choice.collects or samples[choice.name]):
+            refuse_cut(settings.generation.sampling(0), f"algos.{choice.name}", COLLECTING, "generation")
 
 
 def _check_evaluation_by_vllm(settings: Settings, choices: Sequence[AlgorithmConfig]) -> None:

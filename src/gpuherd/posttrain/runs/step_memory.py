@@ -19,9 +19,16 @@ from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import read_with_precision, resources_of
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.rollout.lengths import Lengths, lengths_of
-from gpuherd.posttrain.rollout.vllm import sampling_precision
 from gpuherd.posttrain.runs.blocks import ModelPair
-from gpuherd.posttrain.runs.memory import FLOAT32, Scorer, TrainingTask, additional, head_numbers, refuse_together
+from gpuherd.posttrain.runs.memory import (
+    FLOAT32,
+    Scorer,
+    TrainingTask,
+    additional,
+    head_numbers,
+    refuse_together,
+    vllm_memory,
+)
 from gpuherd.posttrain.runs.plan import Phase, Step, StepRequest
 from gpuherd.posttrain.runs.prepare import Prepared
 from gpuherd.posttrain.runs.settings import Settings
@@ -159,19 +166,13 @@ class Memory:
             scorers=self._scorers(step.dataset),
         )
         by_vllm = told.generation.backend is BackendName.VLLM and bool(choice.make().samples)
-        sampler = (lambda: self._by_vllm(family.reference, step.dataset)) if by_vllm else None
+        answers = self._load(step.dataset, None)
+        sampler = (lambda: vllm_memory(family.reference, task.loaded, answers, self._cards)) if by_vllm else None
         found = task.memory(sampler)
         gpus = found.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
         each = "" if found.gpus == 1 else " on each"
         said = f"{found.said}, {lengths.said}"
         return StepRequest(gpus, found.memory_mb, f"{said}: {gib(found.memory_mb * MIB)}{each}")
-
-    def _by_vllm(self, model: str, dataset: str) -> int:
-        """What vLLM takes in a process of its own beside the training, in MB: what ``rollout.vllm`` has it take."""
-        loaded = sampling_precision(self._settings.system.training)
-        architecture, precision = read_with_precision(model, loaded.dtype)
-        load = self._load(dataset, None)
-        return resources_of(architecture, precision, load, self._cards, parallel="replica", most=1).memory_mb
 
     def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
         """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and

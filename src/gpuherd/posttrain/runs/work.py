@@ -287,14 +287,19 @@ def evaluate(work: Work) -> dict[str, Any]:
     return {**figures, "seconds_last_start": time.monotonic() - started}
 
 
-def versions(backend: BackendName = BackendName.HF) -> dict[str, str]:
-    """Of what computes, for the record."""
+def versions(*backends: BackendName) -> dict[str, str]:
+    """Of what computes, for the record; of vLLM that of the Python that it is run by."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"gpuherd": __version__}
-    for name in ("torch", "transformers", *(["vllm"] if backend is BackendName.VLLM else [])):
+    for name in ("torch", "transformers"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
+    if BackendName.VLLM in backends:
+        from gpuherd.lm.vllm import installed_version
+
+        if (vllm := installed_version()) is not None:
+            found["vllm"] = vllm
     return found
 
 
