@@ -205,7 +205,7 @@ def block_keys(kind: type[Algorithm]) -> tuple[Key, ...]:
     done |= _SET | {"minibatch_size"}
     if kind.memory.generates:
         found += [
-            Key("group_size", "options.samples_per_prompt"),
+            Key("group_size", "options.samples_per_prompt", right=_FROM_1),
             Key("temperature", kind=float | None, default=None, right=_ABOVE_0),  # stands above the model's
         ]
         done |= {"samples_per_prompt"}
