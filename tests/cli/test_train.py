@@ -17,7 +17,7 @@ from tests.posttrain import tiny
 from tests.qa.conftest import made_once
 
 from gpuherd.cli.main import run as in_process
-from gpuherd.errors import ExitCode, JobCannotFit, UsageError
+from gpuherd.errors import ExitCode, JobCannotFit, MissingModel, UsageError
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob, StartRecord
@@ -96,6 +96,8 @@ def test_a_dry_run_tells_and_starts_nothing(
         (["--device=cpu", "distributed.strategy=deepspeed"], "DeepSpeed is not used"),
         (["--num-gpus=2", "--gpu-ids", "1"], "--gpu-ids names 1"),
         (["--device=cpu", "seed"], "is no setting"),
+        (["--device=cpu", "grpo.group_size=0"], r"grpo\.group_size=0; the least is 1"),
+        (["--device=cpu", "training.seed=1e30"], r"training\.seed=10+.*; from 0 to 1e\+15"),
         (["--device=cpu", "training.num_rollouts_per_iteration=64"], "asks for 16 problems a step, and there are"),
         (["--nnodes=2", "--num-gpus=2"], "master_port is missing.*--engine slurm or --engine ray.*, starts them all"),
         (["--engine=slurm", "--nnodes=2", "--node-rank=0"], "--node-rank is for machines that you start yourself"),
@@ -111,6 +113,14 @@ def test_bad_input_is_refused(tmp_path: Path, file: Path, words: list[str], told
     with pytest.raises(UsageError, match=told):
         in_process(["train", "--config", str(file), "--output", str(output), *words])
     assert not output.exists()
+
+
+def test_a_model_that_is_not_there_begins_no_folder(tmp_path: Path, file: Path) -> None:
+    words = ["train", "--config", str(file), "--output", str(tmp_path / "out"), "--device=cpu"]
+    for more in ([], ["--dry-run"]):
+        with pytest.raises(MissingModel, match="no-model"):
+            in_process([*words, f"model.model_name_or_path={tmp_path}/no-model", *more])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_training_in_the_hands_of_a_cluster_is_left_there(tmp_path: Path, file: Path) -> None:

@@ -192,6 +192,14 @@ def test_groups_of_equal_rewards_change_nothing(policy_model: Path, tmp_path: Pa
     assert [line["correct"] for line in curves(tmp_path)] == [0.0, 0.0]
 
 
+def test_an_adapter_on_a_module_that_is_not_there_is_refused(policy_model: Path, tmp_path: Path) -> None:
+    options = replace(FAST, lora=Lora(target_modules=("q_proj", "v_prof")))
+    with pytest.raises(
+        UsageError, match=r"^lora\.target_modules: the model has no module 'v_prof'; did you mean v_proj"
+    ):
+        GRPO(options).train(work(policy_model, tmp_path))
+
+
 @pytest.mark.slow  # PEFT is long in coming
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
 def test_an_adapter_is_trained_and_the_reference_is_the_model_without_it(policy_model: Path, tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def test_numbers_out_of_range_are_refused_by_their_keys(name: str) -> None:
     ("name", "values", "message"),
     [
         ("GRPO", {"num_iterations": 0}, "algos.GRPO.num_iterations=0; it is 1 or above"),
+        ("GRPO", {"num_iterations": -(10**400)}, "algos.GRPO.num_iterations=-1000"),
+        ("GRPO", {"lr": 10**400}, "algos.GRPO.lr=inf; it is above 0"),
         ("GRPO", {"clip_range": -0.2}, "algos.GRPO.clip_range=-0.2; it is above 0, and at most 1"),
         ("GRPO", {"clip_range": 1.5}, "algos.GRPO.clip_range=1.5"),
         ("GRPO", {"clip_range_high": -0.1}, "algos.GRPO.clip_range_high=-0.1; it is above 0"),

@@ -198,12 +198,20 @@ def test_only_the_first_process_has_them(tmp_path: Path, file: Path) -> None:
     assert told(file)[0]["metrics"] == {"loss": 0.5}
 
 
-def test_what_can_not_be_called_is_refused_by_a_process_of_its_own(tmp_path: Path, file: Path) -> None:
+def test_what_can_not_be_called_is_refused_by_a_process_of_its_own(
+    tmp_path: Path, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     check_callbacks([])
     before = set(sys.modules)
     check_callbacks([f"{file}:Watch", f"{file}:watch", f"{file}:Unmade"])
     (tmp_path / "broken.py").write_text("import no_such_module_of_mine\n")
     (tmp_path / "ends.py").write_text("import os\nos._exit(3)\n")
+    (tmp_path / "silent.py").write_text("import os\nos._exit(0)\n")
+    (tmp_path / "talks.py").write_text(
+        "import atexit\natexit.register(print, 'bye')\nprint('hello', end='')\nclass Watch:\n    on_end = print\n"
+    )
+    check_callbacks([f"{tmp_path}/talks.py:Watch"])
+    assert capfd.readouterr().err == "hellobye\n"
     for name, message in (
         ("mine", "callbacks='mine' is no class; write package.module:class or path/to/file.py:class"),
         (f"{tmp_path}/none.py:Watch", rf"callbacks='.*none.py:Watch': there is no file {tmp_path}/none.py"),
@@ -212,10 +220,12 @@ def test_what_can_not_be_called_is_refused_by_a_process_of_its_own(tmp_path: Pat
         (f"{file}:Nothing", r"Nothing has none of the methods on_step, on_evaluation, on_checkpoint, on_end"),
         (f"{tmp_path}/broken.py:Watch", r"broken.py can't be imported: ModuleNotFoundError: .*\(broken.py, line 1\)"),
         (f"{tmp_path}/ends.py:Watch", r"importing .*ends.py:Watch ended its process \(exit code 3\)"),
+        (f"{tmp_path}/silent.py:Watch", r"importing .*silent.py:Watch ended its process \(exit code 0\)"),
         ("no_such_module_of_mine:Watch", "callbacks: no_such_module_of_mine can't be imported"),
     ):
         with pytest.raises(UsageError, match=message):
             check_callbacks([f"{file}:Watch", name])
+    assert capfd.readouterr().err.count("Traceback") == 1, "of broken.py alone: its own code raised"
     assert not {"mine", "broken", "ends"} & (set(sys.modules) - before)
     with pytest.raises(UsageError, match="Unmade can't be made: RuntimeError: no server"):
         Callbacks((f"{file}:Unmade",), DistEnv.single(), tmp_path, 3)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.posttrain.learning import preflight
 from gpuherd.posttrain.learning.preflight import check_data
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 
@@ -47,6 +48,13 @@ def test_callbacks_are_looked_at(tmp_path: Path) -> None:
     check_data(config("ppo", FEW, policy_env=ENV, callbacks=[f"{file}:Watch"]))
     with pytest.raises(UsageError, match=r"callbacks: .*own\.py has no class Wotch; it has Watch"):
         check_data(config("ppo", FEW, policy_env=ENV, callbacks=[f"{file}:Wotch"]))
+
+
+def test_trackers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "wandb" else object())
+    check_data(config("ppo", {**FEW, "trackio_project": "x", "use_tensorboard": True}, policy_env=ENV))
+    with pytest.raises(UsageError, match=r"training\.wandb_project: wandb is not installed; pip install wandb"):
+        check_data(config("ppo", {**FEW, "wandb_project": "x"}, policy_env=ENV))
 
 
 def test_a_reward_of_ones_own_is_looked_at(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gpuherd.lm.vllm import PYTHON
 from gpuherd.posttrain.algos.registry import algorithms
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.dist_env import DistEnv
+from gpuherd.posttrain.learning import worker
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.settings import read_settings
 from gpuherd.posttrain.learning.worker import finish, main
@@ -139,6 +140,17 @@ def test_bad_input_is_refused_before_anything_is_loaded(
     said = capsys.readouterr().err
     assert "--config FILE is missing" in said and "training.seed=x" in said and "another gpuherd" in said
     assert "asks for 16 problems a step, and there are" in said
+
+
+def test_what_nobody_expected_is_in_the_log(
+    tmp_path: Path, policy_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise RuntimeError("a bug of mine")
+
+    monkeypatch.setattr(worker, "train", breaks)
+    assert main(written(tmp_path, policy_model, policy_env={"env_type": "math", "problems": SUMS})) == ExitCode.FAILED
+    assert "RuntimeError: a bug of mine" in (tmp_path / "grpo/run.log").read_text()
 
 
 def test_what_is_asked_to_stop_ends_behind_a_checkpoint_and_goes_on_exactly(

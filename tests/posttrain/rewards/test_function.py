@@ -97,6 +97,14 @@ def forks(completions, **columns):
         time.sleep(600)
     os._exit(9)
 
+def doubles(completions, **columns):
+    return [float(os.fork() == 0) for _ in completions[:1]] * len(completions)
+
+def sends(completions, **columns):
+    if os.fork() == 0:
+        sys.exit(0)
+    return [1.0] * len(completions)
+
 def relative(completions, **columns):
     return [len(text) / max(map(len, completions)) for text in completions]
 
@@ -212,6 +220,14 @@ def test_its_death_is_told(file: Path, function: str, how: str) -> None:
         with pytest.raises(BadReward, match=rf"problem p0 \(or one of 4 more in its batch\): {how}") as raised:
             values(scoring)
         assert raised.value.exit_code is ExitCode.FAILED, "another try may help"
+
+
+@pytest.mark.parametrize("function", ["doubles", "sends"])
+def test_a_process_that_it_forks_replies_nothing(file: Path, function: str) -> None:
+    with by(file, function) as scoring:
+        first = values(scoring)
+        assert [values(scoring, several) for several in (1, 2, 3)] == [first[:several] for several in (1, 2, 3)]
+        assert len(set(first)) == 1
 
 
 def test_a_hang_is_ended_with_all_that_it_started(file: Path) -> None:

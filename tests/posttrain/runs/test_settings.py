@@ -111,6 +111,11 @@ def test_what_is_shared_reaches_those_that_were_not_told_themselves() -> None:
         (["parallel_generation=false", "data_collection.shards=2"], "parallel_generation=false with data_collection"),
         (["data_collection.shards=0"], "data_collection.shards=0; the least is 1"),
         (["experiment.name=../x"], "experiment.name='../x'"),
+        (["evaluation.num_samples=0"], "evaluation.num_samples=0; the least is 1"),
+        (["evaluation.kl_samples=99"], "evaluation.kl_samples=99; it is from 1 to the samples, "),
+        (["training.lr=-1"], "training.lr=-1.0; it is above 0"),
+        (["training.seed=1e30"], "training.seed=1000000000000000019884624838656; it is -1e+15 or above, and at most"),
+        (["algos.GRPO.enabled=true", "algos.grpo.lr=1e-3"], "algos.grpo and algos.GRPO differ in case alone"),
     ],
 )
 def test_what_is_refused(words: list[str], message: str) -> None:

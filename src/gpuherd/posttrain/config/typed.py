@@ -229,8 +229,13 @@ def _literal(possible: Sequence[Any], value: Any, where: str) -> Any:
 def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is bool and isinstance(value, bool):
         return value
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
-        return float(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:  # of a whole number with hundreds of digits
+            number = math.inf if value > 0 else -math.inf
+        if not math.isnan(number):
+            return number
     if kind is int and not isinstance(value, bool):
         if isinstance(value, int):
             return value

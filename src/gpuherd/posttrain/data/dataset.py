@@ -173,7 +173,7 @@ def gather(
         problems.append(problem)
     first = f"; {refused[0]}" if refused else ""
     if not problems:
-        raise BadQuestions(f"{name}: none of its {count} rows is a problem{first}")
+        raise BadQuestions(f"{name}: {f'none of its {count} rows is a problem' if count else 'it has no rows'}{first}")
     if refused:
         logger.warning("%s", printable(f"{name}: {len(refused)} of {count} rows are left out{first}"))
     return problems

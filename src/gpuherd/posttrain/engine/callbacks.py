@@ -24,7 +24,6 @@ import logging
 import os
 import subprocess
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.errors import UsageError
 from gpuherd.gpus.visible import environment, without
 from gpuherd.posttrain.rewards.function import FunctionName
-from gpuherd.posttrain.rewards.function_process import described, import_place
+from gpuherd.posttrain.rewards.function_process import described, import_place, print_traceback
 from gpuherd.runs.console import warn_once
 
 if TYPE_CHECKING:
@@ -184,15 +183,17 @@ def check_callbacks(names: Sequence[str]) -> None:
     except subprocess.TimeoutExpired:
         raise UsageError(f"callbacks: importing {', '.join(names)} took longer than {_STARTING_S:g} s") from None
     sys.stderr.write(done.stderr)
-    if done.returncode != 0:
+    if done.returncode != 0 or not done.stdout:
         raise UsageError(f"callbacks: importing {', '.join(names)} ended its process (exit code {done.returncode})")
-    problem = json.loads(done.stdout.splitlines()[-1])["problem"]
+    problem = json.loads(done.stdout)["problem"]
     if problem is not None:
         raise UsageError(problem)
 
 
 def _main(names: Sequence[str]) -> None:
-    """Prints the problem with the first of these that has one, as JSON."""
+    """Prints the problem with the first of these that has one, as JSON; what they print goes to standard error."""
+    reply = os.dup(1)
+    os.dup2(2, 1)
     problem = None
     modules: dict[str, Any] = {}
     try:
@@ -201,8 +202,8 @@ def _main(names: Sequence[str]) -> None:
     except UsageError as refused:
         problem = str(refused)
         if refused.__cause__ is not None:
-            traceback.print_exception(refused.__cause__)
-    sys.stdout.write(f"{json.dumps({'problem': problem})}\n")
+            print_traceback(refused.__cause__, __file__)
+    os.write(reply, json.dumps({"problem": problem}).encode())
 
 
 if __name__ == "__main__":

@@ -203,7 +203,9 @@ def check_range(
     allowed, where a field has it. Raises UsageError, which begins with the name."""
     value = getattr(options, name)
     right = value is None or (
-        math.isfinite(value) and value <= most and (value > above if above is not None else value >= (least or 0))
+        -math.inf < value < math.inf
+        and value <= most
+        and (value > above if above is not None else value >= (least or 0))
     )
     if not right:
         low = f"above {above:g}" if above is not None else f"{least or 0:g} or above"
@@ -217,10 +219,11 @@ def _named(kind: type[StrEnum], name: str, word: str) -> None:
 
 
 def _check(name: str, value: float, right: bool, wanted: str) -> None:
-    if not (right and math.isfinite(value)):
+    if not (right and -math.inf < value < math.inf):
         raise UsageError(f"{name}={value}; it is {wanted}")
 
 
+MOST_SEED = 10**15  # torch takes 64 bits, and some seeds are multiplied by a thousand
 SAVE_EVERY = 10  # steps between checkpoints, where nothing else is set
 
 

@@ -90,12 +90,12 @@ class EvaluationOptions:
         for name, ks in (("pass_at", self.pass_at), ("majority_at", self.majority_at)):
             if any(not 1 <= k <= self.samples for k in ks) or len(set(ks)) < len(ks):
                 raise UsageError(
-                    f"evaluation.{name}={list(ks)}; each is there once, from 1 to evaluation.samples={self.samples}"
+                    f"evaluation.{name}={list(ks)}; each is there once, from 1 to the number of samples, {self.samples}"
                 )
         if self.problems is not None and self.problems < 1:
             raise UsageError(f"evaluation.problems={self.problems}; the least is 1; leave it out for all")
         if self.kl_samples is not None and not 1 <= self.kl_samples <= self.samples:
-            raise UsageError(f"evaluation.kl_samples={self.kl_samples}; it is from 1 to samples={self.samples}")
+            raise UsageError(f"evaluation.kl_samples={self.kl_samples}; it is from 1 to the samples, {self.samples}")
         if any(not eta > 0 for eta in self.etas) or len(set(self.etas)) < len(self.etas):
             raise UsageError(f"evaluation.etas={list(self.etas)}; each is above 0 and there once")
         if self.resamples < 100 or not 0.5 <= self.confidence < 1:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class, algorithms
-from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
+from gpuherd.posttrain.engine.options import MOST_SEED, Lora, StepOptions, Strategy
 from gpuherd.posttrain.types import Algorithm, BackendName, Sampling
 from gpuherd.runs.records import field_types
 
@@ -25,6 +25,7 @@ Range = tuple[Callable[[float], bool], str]
 OPTION: Any = object()  # the default is the option's
 _FROM_1: Range = (lambda value: value >= 1, "the least is 1")
 _FROM_0: Range = (lambda value: value >= 0, "the least is 0")
+_SEED: Range = (lambda value: 0 <= value <= MOST_SEED, f"from 0 to {MOST_SEED:g}")
 _ABOVE_0: Range = (lambda value: value > 0, "it is above 0")
 _FRACTION: Range = (lambda value: 0 <= value <= 1, "it is from 0 to 1")
 _LAW: Range = (lambda value: 0 < value <= 1, "it is from 0 to 1, and above 0")
@@ -98,7 +99,7 @@ BLOCKS: Mapping[str, tuple[Key, ...]] = {
         ),
         Key("wandb_run_name", kind=str | None, default=None, free=True),
         Key("trackio_project", kind=str | None, default=None, free=True),
-        Key("seed", "sampling.seed", right=_FROM_0),
+        Key("seed", "sampling.seed", right=_SEED),
         Key("use_fp16", kind=bool, default=False),
         Key("use_bf16", kind=bool, default=False),
         Key("data_file", kind=str | None, default=None),
@@ -206,7 +207,7 @@ def block_keys(kind: type[Algorithm]) -> tuple[Key, ...]:
     done |= _SET | {"minibatch_size"}
     if kind.memory.generates:
         found += [
-            Key("group_size", "options.samples_per_prompt"),
+            Key("group_size", "options.samples_per_prompt", right=_FROM_1),
             Key("temperature", kind=float | None, default=None, right=_ABOVE_0),  # stands above the model's
         ]
         done |= {"samples_per_prompt"}

@@ -8,9 +8,10 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 
 from gpuherd.batch.options import RunOptions
-from gpuherd.errors import BadModel, GpuherdError, JobCannotFit, MissingModel, UsageError
+from gpuherd.errors import BadModel, GpuherdError, JobCannotFit, MissingExtra, MissingModel, UsageError
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.models.memory.kv_cache import MIB, Workload
 from gpuherd.models.place.gpus import GpuSpec
@@ -43,6 +44,13 @@ from gpuherd.units import gib
 
 logger = logging.getLogger(__name__)
 
+# The key by which figures go to a tracker.
+_ASKS_FOR = {
+    "tensorboard": "training.use_tensorboard",
+    "wandb": "training.wandb_project",
+    "trackio": "training.trackio_project",
+}
+
 
 def check_data(settings: TrainSettings) -> Texts | None:
     """What is learnt from, as far as it is known before: None of environments of one's own, which are left out, since
@@ -52,6 +60,9 @@ def check_data(settings: TrainSettings) -> Texts | None:
     can't learn from, and for models whose tokens it can't learn by; and what reading files and data sets raises.
     """
     check_callbacks(settings.watching.callbacks)
+    for tracker in settings.watching.report_to:
+        if find_spec(tracker) is None:
+            raise MissingExtra(f"{_ASKS_FOR[tracker]}: {tracker} is not installed; pip install {tracker}")
     settings.warnings()
     algorithm, seed = settings.algorithm.make(), settings.sampling.seed
     texts = None
@@ -73,6 +84,13 @@ def check_data(settings: TrainSettings) -> Texts | None:
             _check_evaluation(f"eval_envs[{number}]", block, settings)
     _check_models(settings)
     return texts if settings.data_file is None else _read_file(settings)
+
+
+def check_model(settings: TrainSettings) -> None:
+    """Raises MissingModel, BadModel where the model is not there: on a CPU no plan reads it before it is trained."""
+    from gpuherd.models.load.identity import model_files
+
+    model_files(settings.base)
 
 
 def data_lengths(settings: TrainSettings, texts: Texts | None) -> Lengths:

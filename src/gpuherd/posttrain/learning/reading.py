@@ -153,7 +153,7 @@ def _block(kind: type[Algorithm], block: str, table: Sequence[Key], values: Any)
         value = full[name] = found.get(key.name, known[key.name][1])
         if value is MISSING:
             raise UsageError(f"{name} is missing")
-        if key.right is not None and value is not None and not (math.isfinite(value) and key.right[0](value)):
+        if key.right is not None and value is not None and not (-math.inf < value < math.inf and key.right[0](value)):
             raise UsageError(f"{name}={value}; {key.right[1]}")
         if key.refused is not None and value != key.default:
             shown = "" if key.default is None or isinstance(value, bool) else f"={value}"

@@ -41,7 +41,7 @@ from gpuherd.lm.backend import beyond_rounding
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus, node_gpus
 from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare, refuse_another
-from gpuherd.posttrain.learning.preflight import check_data, data_lengths, need_of, too_short
+from gpuherd.posttrain.learning.preflight import check_data, check_model, data_lengths, need_of, too_short
 from gpuherd.posttrain.learning.settings import TrainSettings, check_port, command, placed, read_settings
 from gpuherd.posttrain.rollout.lengths import Texts
 from gpuherd.posttrain.runs.launch import environment, job_environment
@@ -155,6 +155,7 @@ class TrainRun:
         if self.options.engine != LOCAL:
             return self._on_a_cluster(told, folder)
         check_port(told)
+        check_model(told)
         texts = check_data(told)
         short = too_short(told, texts)
         waiter, need, on_cpu = self._waiter(told, texts)
@@ -177,6 +178,7 @@ class TrainRun:
         """The same as one job of a cluster's engine, which finds GPUs and starts its machines."""
         options, engine = self.options.dispatch, self.options.engine
         need, unknown = None, None
+        check_model(told)
         texts = check_data(told)
         if not told.on_cpu:
             cards, unknown = cards_there(options)

@@ -145,6 +145,9 @@ def _train(settings: TrainSettings, folder: TrainDirectory, world: DistEnv, aske
     except GpuherdError as problem:
         logger.info("error: %s", problem)  # for run.log; who catches it says it to people
         raise
+    except Exception:
+        logger.info("an unexpected error", exc_info=True)  # the same
+        raise
     if world.is_main:
         print(f"Trained: {summary['steps']} steps in {summary['seconds']:.0f} s; {printable(str(folder.model))}")
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from gpuherd import atomic
-from gpuherd.errors import BadModel, UsageError, naming_extras
+from gpuherd.errors import BadModel, UsageError, naming_extras, printable
+from gpuherd.posttrain.config.typed import nearest_or_all
 from gpuherd.posttrain.engine import strategies
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.fit import save_model
@@ -152,15 +153,31 @@ def _with_trainable(module: Any, adapter: str) -> Any:
 
 
 def _with_new(module: Any, lora: Lora) -> Any:
+    targets = None if lora.target_modules is None else list(lora.target_modules)
+    for target in targets or ():
+        _refuse_unknown(module, target)
     with naming_extras({"peft": "posttrain"}, "training adapters takes"):
         from peft import LoraConfig, get_peft_model
-    targets = None if lora.target_modules is None else list(lora.target_modules)
     return get_peft_model(
         module,
         LoraConfig(
             task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets
         ),
     )
+
+
+def _refuse_unknown(module: nn.Module, target: str) -> None:
+    """Raises UsageError for a module to be adapted that the model hasn't; peft overlooks it where others are there."""
+    named = dict(module.named_modules())
+    if any(name == target or name.endswith(f".{target}") for name in named):
+        return
+    matrices = {
+        name.rpartition(".")[2]
+        for name, each in named.items()
+        if getattr(getattr(each, "weight", None), "ndim", 0) == 2 and not isinstance(each, nn.Embedding)
+    }
+    hint = nearest_or_all(target, sorted(matrices))
+    raise UsageError(f"lora.target_modules: the model has no module {printable(target)!r}{hint}")
 
 
 @dataclass(eq=False, slots=True)

@@ -39,10 +39,13 @@ def main(descriptor: int, parent: int) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     channel = socket.socket(fileno=descriptor)
-    served = _Served()
+    served, own = _Served(), os.getpid()
     with channel.makefile("rb") as requests:
         for line in requests:
-            channel.sendall(json.dumps(served.reply(json.loads(line))).encode() + b"\n")
+            reply = served.reply(json.loads(line))
+            if os.getpid() != own:  # forked by the function, and come back from it: only one process replies
+                os._exit(0)
+            channel.sendall(json.dumps(reply).encode() + b"\n")
 
 
 def _end_with(parent: int) -> None:
@@ -80,7 +83,7 @@ class _Served:
         try:
             module = import_place(place)
         except BaseException as problem:
-            traceback.print_exc()
+            print_traceback(problem)
             return {"problem": f"{place} can't be imported: {described(problem)}"}
         if not hasattr(module, name):
             names = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
@@ -101,7 +104,8 @@ class _Served:
         """Empty where the function can be called with these columns, else the problem."""
         given = [*RESERVED, *columns]
         if self._positional is None and "completions" not in self._parameters and not self._takes_all:
-            return {"problem": f"it takes no completions; write def {self._function.__name__}(completions, **columns)"}
+            name = getattr(self._function, "__name__", "score")
+            return {"problem": f"it takes no completions; write def {name}(completions, **columns)"}
         for name, each in self._parameters.items():
             needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
             if (needed and name not in given and name != self._positional) or (
@@ -215,12 +219,23 @@ def described(problem: BaseException, caller: str = __file__) -> str:
     """
     name = f"SystemExit ({problem.code})" if isinstance(problem, SystemExit) else type(problem).__name__
     text = "" if isinstance(problem, SystemExit) else str(problem)
-    ours = (__file__, caller, importlib.__file__)
-    frames = [each for each in traceback.extract_tb(problem.__traceback__) if each.filename not in ours]
-    own = [each for each in frames if not each.filename.startswith("<frozen")]
+    own = _own_frames(problem, caller)
     in_file = [each for each in own if each.filename == own[0].filename]
     line = f" ({Path(in_file[-1].filename).name}, line {in_file[-1].lineno})" if own else ""
     return f"{name}{f': {text[:_SHOWN]}' if text else ''}{line}"
+
+
+def print_traceback(problem: BaseException, caller: str = __file__) -> None:
+    """An exception's traceback to standard error, where it came out of the user's code and not of finding it; arguments
+    as of ``described``."""
+    if _own_frames(problem, caller):
+        traceback.print_exception(problem)
+
+
+def _own_frames(problem: BaseException, caller: str) -> list[traceback.FrameSummary]:
+    ours = (__file__, caller, importlib.__file__)
+    frames = traceback.extract_tb(problem.__traceback__)
+    return [each for each in frames if each.filename not in ours and not each.filename.startswith("<frozen")]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ _ASSUMED = 512
 _TEMPLATE = 64  # what a chat template adds, at most
 _TRIED = 64  # texts: the one with the most bytes need not be the one with the most tokens
 _MARKS = 2  # of a beginning and an end
+_PIECE = 1 << 16  # characters that are encoded as one text; a tokenizer takes about 300 bytes for each
+_AT_ONCE = 16  # pieces
 
 Counter = Callable[[Sequence[str]], list[int]]  # the number of tokens of each text
 
@@ -118,7 +120,8 @@ def _most_bytes(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _counter(model: str) -> Counter | None:
-    """A function that counts the tokens of texts; None where the model has no readable tokenizer.json.
+    """A function that counts the tokens of texts; None where the model has no readable tokenizer.json. A long text is
+    counted in pieces, so that memory stays small: a few tokens more at their borders.
 
     Raises MissingModel, BadModel.
     """
@@ -136,8 +139,18 @@ def _counter(model: str) -> Counter | None:
     tokenizer.no_truncation()
 
     def counted(texts: Sequence[str]) -> list[int]:
-        whole = [each.encode("utf-8", "replace").decode("utf-8") for each in texts]  # Rust takes no lone surrogates
-        return [len(each.ids) for each in tokenizer.encode_batch(whole, add_special_tokens=False)]
+        pieces = [
+            (number, text[start : start + _PIECE])
+            for number, text in enumerate(texts)
+            for start in range(0, len(text), _PIECE)
+        ]
+        counts = [0] * len(texts)
+        for batch in (pieces[start : start + _AT_ONCE] for start in range(0, len(pieces), _AT_ONCE)):
+            whole = [piece.encode("utf-8", "replace").decode("utf-8") for _, piece in batch]  # Rust: no lone surrogates
+            found = tokenizer.encode_batch(whole, add_special_tokens=False)
+            for (number, _), each in zip(batch, found, strict=True):
+                counts[number] += len(each.ids)
+        return counts
 
     return counted
 

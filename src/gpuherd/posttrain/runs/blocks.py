@@ -11,7 +11,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.options import REWARD_TIMEOUT_S
-from gpuherd.posttrain.engine.options import Strategy
+from gpuherd.posttrain.engine.options import MOST_SEED, Strategy, check_range
 from gpuherd.posttrain.eval.results import EvaluationOptions
 from gpuherd.posttrain.types import BackendName, Precision, Sampling
 from gpuherd.runs.records import jsonable
@@ -96,6 +96,10 @@ class TrainingSettings:
     datasets: tuple[str, ...] | None = None
     lr: float | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range(self, "lr", above=0)
+        check_range(self, "seed", -MOST_SEED, most=MOST_SEED)
 
     def shared(self) -> dict[str, Any]:
         """Options for all algorithms that set none of this name themselves."""
@@ -198,6 +202,8 @@ class EvaluationSettings:
     shards: int | None = None
 
     def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise UsageError(f"num_samples={self.num_samples}; the least is 1")
         if self.max_examples < 0:
             raise UsageError(f"max_examples={self.max_examples}; the least is 0, for all")
         if self.shards is not None and self.shards < 1:

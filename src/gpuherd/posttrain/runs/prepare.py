@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuherd.errors import BadModel, GpuherdError, UsageError
+from gpuherd.errors import BadModel, UsageError
 from gpuherd.lm.guidance.guide import first_difference, refuse_other_tokens
 from gpuherd.models.load.identity import files_digest, model_files
 from gpuherd.models.load.identity import reference as model_reference
@@ -27,6 +27,7 @@ from gpuherd.posttrain.rollout.vllm import COLLECTING, EVALUATING, require_vllm
 from gpuherd.posttrain.runs.blocks import DTYPES
 from gpuherd.posttrain.runs.settings import AlgorithmConfig, Settings
 from gpuherd.posttrain.types import BackendName, Problem, Split, Task
+from gpuherd.qa.data.questions import BadQuestions
 
 
 def make_dataset(settings: Settings, name: str, device: str = "cpu") -> Task:
@@ -57,25 +58,29 @@ def reward_input(dataset: str) -> str:
 def training_problems(settings: Settings, name: str, task: Task) -> list[Problem]:
     """The problems that every round asks. Raises UsageError where there are not so many."""
     told = settings.data_collection
-    return list(_problems(task, Split.TRAIN, told.max_examples, told.seed, f"data_collection.max_examples, {name}"))
+    return list(_problems(task, Split.TRAIN, told.max_examples, told.seed, "data_collection", name))
 
 
 def evaluation_problems(settings: Settings, name: str, task: Task) -> list[Problem]:
     """The problems that every evaluation on this data set asks. Raises UsageError where there are not so many."""
     told = settings.evaluation
     seed = settings.data_collection.seed
-    return list(_problems(task, Split(told.split), told.max_examples, seed, f"evaluation.max_examples, {name}"))
+    return list(_problems(task, Split(told.split), told.max_examples, seed, "evaluation", name))
 
 
-def _problems(task: Task, split: Split, count: int, seed: int, where: str) -> list[Problem]:
+def _problems(task: Task, split: Split, count: int, seed: int, block: str, name: str) -> list[Problem]:
     try:
         found = list(task.problems(split, count or None, seed))
     except UsageError as problem:
-        raise UsageError(f"{where}: {problem}") from None
+        raise UsageError(f"{block}.max_examples, {name}: {problem}") from None
     if not found:
-        raise GpuherdError(f"{where}: there is no problem{'' if split is Split.TRAIN else ' with an answer'}")
+        which = f"problem{'' if split is Split.TRAIN else ' with an answer'}"
+        raise BadQuestions(
+            f"datasets.{name}: the split {split} has no {which}; a file is divided into splits: bring more problems, "
+            "or name a file for the test (settings.test_data)"
+        )
     if len({each.id for each in found}) < len(found):
-        raise GpuherdError(f"{where}: two problems have one id")
+        raise BadQuestions(f"datasets.{name}: two problems have one id")
     return found
 
 

@@ -92,7 +92,7 @@ def algorithm_configs(
 
     Raises UsageError: a name that is no algorithm, an option that is none; something shared that no algorithm reads.
     """
-    found = []
+    found: list[AlgorithmConfig] = []
     read_by: set[str] = set()
     common = {key: value for block in shared.values() for key, value in block.items()}
     for name, block in blocks.items():
@@ -107,6 +107,12 @@ def algorithm_configs(
         also = {key: value for key, value in common.items() if key in fields}
         options = read(kind.Options, {**also, **given}, where)
         if ours.enabled:
+            for other in found:
+                if other.name.lower() == name.lower():  # their folders too may be one
+                    raise UsageError(
+                        f"{where} and algos.{other.name} differ in case alone; write all options under "
+                        f"algos.{algorithm}, or give one another name"
+                    )
             read_by |= fields
             made = kind(options)
             config = AlgorithmConfig(name, algorithm, options, made.guided, made.draws, made.collects)
