@@ -109,11 +109,14 @@ class GpuWatcher:
         here = {gpu.label: gpu.total_mb * _MIB for gpu in self._look() if gpu.label in self._seen}
         # A cluster's GPUs can't be read from here: a job's own record of the whole of its GPU counts there.
         labels = [*here, *sorted(self._seen - {*here})]
-        totals, none = self._totals | here, (None, None)
-        lines = memory_summary([GpuMemory(label, *self._used.get(label, none), totals.get(label)) for label in labels])
+        totals = self._totals | here
+        lines = memory_summary([GpuMemory(label, *self._used_by(label), totals.get(label)) for label in labels])
         for line in (*lines, *self._looks.lines()):
             logger.info("%s", line)
         return lines
+
+    def _used_by(self, label: str) -> tuple[int | None, int | None]:
+        return self._used.get(label, (None, None))
 
     def _note(self, job: str, labels: Sequence[str]) -> None:
         """Notes what a finished job recorded of its GPUs."""
