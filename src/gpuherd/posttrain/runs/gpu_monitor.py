@@ -109,8 +109,12 @@ class GpuWatcher:
         here = {gpu.label: gpu.total_mb * _MIB for gpu in self._look() if gpu.label in self._seen}
         # A cluster's GPUs can't be read from here: a job's own record of the whole of its GPU counts there.
         labels = [*here, *sorted(self._seen - {*here})]
-        totals, none = self._totals | here, (None, None)
-        lines = memory_summary([GpuMemory(label, *self._used.get(label, none), totals.get(label)) for label in labels])
+        totals = self._totals | here
+        memory = []
+        for each in labels:
+            allocated, reserved = self._used.get(each) or (None, None)
+            memory.append(GpuMemory(each, allocated, reserved, totals.get(each)))
+        lines = memory_summary(memory)
         for line in (*lines, *self._looks.lines()):
             logger.info("%s", line)
         return lines
