@@ -118,7 +118,7 @@ def test_bad_input_is_refused(tmp_path: Path, file: Path, words: list[str], told
 def test_a_model_that_is_not_there_begins_no_folder(tmp_path: Path, file: Path) -> None:
     words = ["train", "--config", str(file), "--output", str(tmp_path / "out"), "--device=cpu"]
     for more in ([], ["--dry-run"]):
-        with pytest.raises(MissingModel, match="no-model"):
+        with pytest.raises(MissingModel, match="there is no such folder"):
             in_process([*words, f"model.model_name_or_path={tmp_path}/no-model", *more])
     assert not (tmp_path / "out").exists()
 

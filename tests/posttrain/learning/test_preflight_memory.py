@@ -19,6 +19,7 @@ from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrec
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.posttrain.data import benchmarks
+from gpuherd.posttrain.data.dataset import by_model
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
 from gpuherd.posttrain.learning.preflight import check_data, foretell, need_of, training_task
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
@@ -238,7 +239,7 @@ def test_a_plan_says_its_algorithm_and_what_is_counted(
 def test_a_reward_model_that_a_task_chooses_is_counted(policy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that the configuration names; in evaluations too, each of which loads its own."""
     model = str(policy_model)
-    monkeypatch.setattr(benchmarks, "IMDB_MODEL", model)
+    monkeypatch.setattr(benchmarks, "by_model", lambda options, _, label: by_model(options, model, label))
 
     def need(env: dict[str, Any], **more: Any) -> StepRequest:
         training = {"algorithm": "grpo", "num_rollouts_per_iteration": 8, **more.pop("training", {})}

@@ -163,7 +163,7 @@ def test_words_stand_over_the_file(tmp_path: Path) -> None:
         ("training: {algorithm: grpo, num_rollouts_per_iteration: 6}", "no multiple of grpo.group_size=4"),
         ("training: {learning_rate: -1}", "training.learning_rate=-1.0; it is above 0"),
         ("training: {adam_beta2: 1}", "training.adam_beta2=1.0; it is from 0 to under 1"),
-        ("training: {seed: -1}", "training.seed=-1; the least is 0"),
+        ("training: {seed: -1}", "training.seed=-1; from 0 to 1e"),
         ("model: {top_p: 2}", "model.top_p=2.0; it is from 0 to 1"),
         ("model: {temperature: 0}", "model.temperature=0.0; it is above 0"),
         ("model: {max_new_tokens: 0}", "model.max_new_tokens=0; the least is 1"),

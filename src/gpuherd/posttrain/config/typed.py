@@ -88,6 +88,13 @@ def nearest_or_all(name: str, possible: Sequence[str]) -> str:
     return did_you_mean(name, possible, f"possible: {', '.join(possible)}" if possible else "")
 
 
+def at_least(options: object, **lowest: float) -> None:
+    """Raises UsageError where a field of a dataclass is below its lowest value; None is not."""
+    for name, least in lowest.items():
+        if (value := getattr(options, name)) is not None and value < least:
+            raise UsageError(f"{name}={value}; the least is {least}")
+
+
 _MAPPINGS = (dict, Mapping)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.config.typed import at_least, read
 from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source, by_model
 from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.rewards.answers import VALUE, MathRewards
@@ -175,8 +175,7 @@ class Reviews(Reading):
     label: str | None = "POSITIVE"
 
     def __post_init__(self) -> None:
-        if self.words < 1:
-            raise UsageError(f"words={self.words}; the least is 1")
+        at_least(self, words=1)
 
 
 @task("imdb", Reviews, aliases=("imdbgen",))

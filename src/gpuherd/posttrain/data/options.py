@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.types import Task
 
 REWARD_TIMEOUT_S = 60.0  # for a batch
@@ -50,16 +51,13 @@ class TaskOptions:
     allow_unconfined: bool = False
 
     def __post_init__(self) -> None:
-        if self.reward_batch_size < 1:
-            raise UsageError(f"reward_batch_size={self.reward_batch_size}; the least is 1")
+        at_least(self, reward_batch_size=1, processes=1)
         if self.reward is not None and self.reward_model is not None:
             raise UsageError("reward and reward_model both say what scores; keep one")
         if self.reward is None and self.reward_timeout != REWARD_TIMEOUT_S:
             raise UsageError(
                 f"reward_timeout={self.reward_timeout:g} is of a reward function; reward=FILE.py:NAME says which"
             )
-        if self.processes is not None and self.processes < 1:
-            raise UsageError(f"processes={self.processes}; the least is 1")
 
 
 Maker = Callable[[Settings, TaskOptions], Task]

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.data.benchmarks import parse_program, program_problem, prompt_of
 from gpuherd.posttrain.data.dataset import Checked, ParsedRow
-from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Family, Observation, Step, user
+from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Observation, Step, VectorEnv, user
 from gpuherd.posttrain.envs.registry import environment, source_of
 from gpuherd.posttrain.rewards.answers import VALUE, MathRewards, guarded
 from gpuherd.posttrain.rewards.code import CodeRewards, CodeScoring, Tested
@@ -47,14 +48,14 @@ class _Trying(Episode):
         """The step of an attempt that was judged."""
         self._tried += 1
         reward = attempt.reward
-        done = bool(reward.correct) or self._tried >= self.family.most_turns
+        done = bool(reward.correct) or self._tried >= self.environments.most_turns
         info = {**reward.parts, "attempts": float(self._tried)}
         if done:
             return Step(NOTHING, reward.value, True, reward.correct, info)
         return Step(user(attempt.feedback), 0.0, False, reward.correct, info, if_cut=reward.value)
 
 
-class Attempts(Family[_Trying]):
+class Attempts(VectorEnv[_Trying]):
     """Environments that judge answers together."""
 
     episode = _Trying
@@ -97,8 +98,7 @@ class CodeSettings:
     memory_mb: int = 512
 
     def __post_init__(self) -> None:
-        if self.memory_mb < 32:
-            raise UsageError(f"memory_mb={self.memory_mb}; the least is 32")
+        at_least(self, memory_mb=32)
 
 
 @environment("code", CodeSettings)

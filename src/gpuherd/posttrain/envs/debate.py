@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.data.dataset import Checked, ParsedRow, by_model
-from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Family, Observation, Step, user
+from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Observation, Step, VectorEnv, user
 from gpuherd.posttrain.envs.registry import environment, source_of
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem, ProblemSource
@@ -50,8 +50,7 @@ class Settings:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        if self.words < 1:
-            raise UsageError(f"words={self.words}; the least is 1")
+        at_least(self, words=1)
 
 
 @environment("debate", Settings)
@@ -83,7 +82,7 @@ def problem_of(found: Checked) -> Problem:
 class _Debate(Episode):
     """``prompt``: the environment's last message."""
 
-    family: Debates
+    environments: Debates
 
     def reset(self, problem: Problem, seed: int) -> Observation:
         """The topic and the side, which the seed draws."""
@@ -98,10 +97,10 @@ class _Debate(Episode):
         """The step of an argument with this score."""
         self.said.append(text)
         self.scores.append(score)
-        info: dict[str, float | str] = {"judge": self.family.judge, "score": score}
+        info: dict[str, float | str] = {"judge": self.environments.judge, "score": score}
         parts, turn = self._earned(), len(self.said)
         earned = math.fsum(parts.values())
-        if turn >= self.family.most_turns:
+        if turn >= self.environments.most_turns:
             return Step(NOTHING, earned, True, info={**info, **parts})
         against = json.loads(self.problem.hidden.get(_AGAINST, "[]"))
         self.prompt = f"The other side says: {against[turn - 1]}\nAnswer." if turn <= len(against) else _CHALLENGE
@@ -110,7 +109,7 @@ class _Debate(Episode):
     def _earned(self) -> dict[str, float]:
         """The parts of the reward up to now, by name."""
         mean = math.fsum(self.scores) / len(self.scores)
-        if self.family.model is not None:
+        if self.environments.model is not None:
             return {"mean": mean}
         points = json.loads(self.problem.hidden.get(_POINTS, "[]"))
         return {
@@ -120,7 +119,7 @@ class _Debate(Episode):
         }
 
 
-class Debates(Family[_Debate]):
+class Debates(VectorEnv[_Debate]):
     """Environments with one judge: ``model``, or keyword rules where that is None."""
 
     episode = _Debate

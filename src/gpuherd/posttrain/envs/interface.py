@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.types import Problem, ProblemSource, Split
 
@@ -91,12 +92,12 @@ class Environments(ProblemSource, Protocol):
 
 
 class Episode(ABC):
-    """An environment whose turns its family judges, together with those of others."""
+    """An environment whose turns are judged together with those of others, by the environments that made it."""
 
     problem: Problem
 
-    def __init__(self, family: Any):
-        self.family = family
+    def __init__(self, environments: Any):
+        self.environments = environments
 
     @abstractmethod
     def reset(self, problem: Problem, seed: int) -> Observation:
@@ -104,15 +105,15 @@ class Episode(ABC):
 
     def step(self, text: str) -> Step:
         """The policy's turn."""
-        steps: list[Step] = self.family.step_all([self], [text])
+        steps: list[Step] = self.environments.step_all([self], [text])
         return steps[0]
 
 
 EpisodeT = TypeVar("EpisodeT", bound=Episode)
 
 
-class Family(ABC, Generic[EpisodeT]):
-    """Environments whose turns are judged together; ``episode``: the class of one."""
+class VectorEnv(ABC, Generic[EpisodeT]):
+    """Environments whose turns are judged together (Gymnasium's word for it); ``episode``: the class of one."""
 
     episode: ClassVar[type[Episode]]
     verifiable = False
@@ -197,8 +198,7 @@ class EnvironmentOptions:
     task: TaskOptions = field(default_factory=TaskOptions)
 
     def __post_init__(self) -> None:
-        if self.max_attempts is not None and self.max_attempts < 1:
-            raise UsageError(f"max_attempts={self.max_attempts}; the least is 1")
+        at_least(self, max_attempts=1)
         if not 0 < self.timeout <= 3600:
             raise UsageError(f"timeout={self.timeout}; seconds above 0, and 3600 at most")
         if self.reward_clip is not None and not 0 < self.reward_clip < math.inf:

@@ -37,11 +37,11 @@ from gpuherd.posttrain.envs.interface import (
     EnvironmentOptions,
     Environments,
     Episode,
-    Family,
     Message,
     Observation,
     Role,
     Step,
+    VectorEnv,
     user,
 )
 from gpuherd.posttrain.rewards.answers import rewards_of
@@ -150,7 +150,7 @@ class _OneTurn(Episode):
         return Observation(turns) if turns else user(problem.prompt)
 
 
-class SingleTurn(Family[_OneTurn]):
+class SingleTurn(VectorEnv[_OneTurn]):
     """Environments of a task; the turns of many episodes are scored together."""
 
     episode = _OneTurn

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.dataset import Checked, ParsedRow
 from gpuherd.posttrain.envs.calculator import FUNCTIONS, BadExpression, calculate
-from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Family, Observation, Step, user
+from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Observation, Step, VectorEnv, user
 from gpuherd.posttrain.envs.registry import environment, source_of
 from gpuherd.posttrain.rewards.answers import MathRewards, rewards_of
 from gpuherd.posttrain.rewards.sandbox import LIMITS, Limits, Outcome, Sandbox, Work
@@ -264,7 +264,7 @@ def parse_tool_question(row: Mapping[str, Any]) -> ParsedRow:
 class _UsingTools(Episode):
     """``expected`` None: the problem does not say which tools it expects."""
 
-    family: ToolUse
+    environments: ToolUse
 
     def reset(self, problem: Problem, seed: int) -> Observation:  # noqa: ARG002 - nothing is drawn
         """Shows the tools and the question."""
@@ -279,7 +279,7 @@ class _UsingTools(Episode):
         """The step of a turn without an answer."""
         self.turns += 1
         reward = math.fsum([self._worth(each) for each in turn.calls] or [_BAD_FORM])
-        done = self.turns >= self.family.most_turns
+        done = self.turns >= self.environments.most_turns
         said = "\n".join(f"<tool_result>{each}</tool_result>" for each in results)
         feedback = (
             said or "Neither a call of a tool nor an answer was found. An answer is written <answer>...</answer>."
@@ -308,7 +308,7 @@ class _UsingTools(Episode):
         self.calls += 1
         if call.name is None:
             return _BAD_FORM
-        if call.name not in self.family.box.names:
+        if call.name not in self.environments.box.names:
             return _UNKNOWN_TOOL
         if call.argument is None:
             return _BAD_FORM
@@ -321,7 +321,7 @@ class _UsingTools(Episode):
         return _RIGHT_TOOL if new else 0.0
 
 
-class ToolUse(Family[_UsingTools]):
+class ToolUse(VectorEnv[_UsingTools]):
     """Environments with one box of tools."""
 
     episode = _UsingTools

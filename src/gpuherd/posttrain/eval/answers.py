@@ -87,7 +87,7 @@ def read_lines(path: Path, kind: type[T], what: str) -> Iterator[T]:
     except OSError as problem:
         raise BadAnswers(f"can't read {path}: {problem.strerror}") from None
     except (TypeError, ValueError, KeyError, RecursionError) as problem:
-        raise BadAnswers(f"{path}: line {number} is no {what}: {problem}; move the file away") from None
+        raise BadAnswers(f"{path} is damaged: line {number} is no {what}: {problem}; move it away") from None
 
 
 def read_answers(path: Path) -> Iterator[AnsweredProblem]:

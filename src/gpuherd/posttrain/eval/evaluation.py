@@ -142,7 +142,7 @@ def join_shards(work: Evaluating, shards: int) -> Evaluation:
     """
     problems = _begin(work, digested=False)
     parts = _parts(work, problems, shards)
-    names = [name for policy in _policies(work) for name in _files(work, policy)]
+    names = [name for each in _at_etas(work) for name in (each.answers, each.kl) if name is not None]
     missing = [name for name in names if not _is_whole(work.folder / name, len(problems))]
     lacking = [
         number
@@ -198,39 +198,45 @@ def _begin(work: Evaluating, *, digested: bool) -> Sequence[Problem]:
     return problems
 
 
-def _policies(work: Evaluating) -> list[Policy]:
+@dataclass(frozen=True, slots=True)
+class _AtEta:
+    """The policy at one of its etas, and the names of its files.
+
+    Attributes:
+        kl: None where completions are not read again to measure their divergence: of a guided policy decoding has
+            recorded it, and that of the reference is 0.
+    """
+
+    policy: Policy
+    answers: str
+    kl: str | None
+    scores: str
+
+
+def _at_etas(work: Evaluating) -> list[_AtEta]:
     """The policy at each of its etas, its own among them, the largest, which guides least, first."""
-    if work.policy.guide is None:
-        return [work.policy]
-    return [work.policy.at(eta) for eta in sorted({*work.options.etas, work.policy.guide.eta}, reverse=True)]
-
-
-def _file(kind: str, policy: Policy, suffix: str = "jsonl") -> str:
-    """The name of a file of a policy at its eta."""
-    return f"{kind}.{suffix}" if policy.guide is None else f"{kind}-eta{policy.guide.eta!r}.{suffix}"
-
-
-def _files(work: Evaluating, policy: Policy) -> list[str]:
-    """The names of the files that have a line a problem."""
-    return [_file("answers", policy), *([_file("kl", policy)] if _read_again(work, policy) else [])]
-
-
-def _read_again(work: Evaluating, policy: Policy) -> bool:
-    """Whether completions are read again to measure their divergence: of a guided policy decoding has recorded it, and
-    that of the reference is 0."""
-    return policy.guide is None and policy != work.reference and work.options.kl is not Divergence.NONE
+    own, guide = work.policy, work.policy.guide
+    etas = [] if guide is None else sorted({*work.options.etas, guide.eta}, reverse=True)
+    policies = [own.at(eta) for eta in etas] or [own]
+    read_again = guide is None and own != work.reference and work.options.kl is not Divergence.NONE
+    found = []
+    for each in policies:
+        at = "" if each.guide is None else f"-eta{each.guide.eta!r}"
+        kl = f"kl{at}.jsonl" if read_again else None
+        found.append(_AtEta(each, f"answers{at}.jsonl", kl, f"scores{at}.json"))
+    return found
 
 
 def _fill(work: Evaluating, problems: Sequence[Problem], part: Part, loaded: _Loaded) -> int:
     """Adds the lines that are not in the part's files yet. Returns how many answers were."""
     now = 0
-    for policy in _policies(work):
-        path = part.folder / _file("answers", policy)
+    for each in _at_etas(work):
+        policy, path = each.policy, part.folder / each.answers
         stage = "evaluating" if policy.guide is None else f"evaluating, eta {policy.guide.eta:g}"
         now += _answer(work, problems, path, part.answers, partial(loaded.at, policy), stage)
-        if _read_again(work, policy):
+        if each.kl is not None:
             measure_kl(
-                part.folder / _file("kl", policy),
+                part.folder / each.kl,
                 part.divergence,
                 partial(_answers_by_place, path, problems, part.answers),
                 how=work.options.kl,
@@ -248,24 +254,23 @@ def _conclude(work: Evaluating, problems: Sequence[Problem], gpus: int) -> Evalu
     from gpuherd.posttrain.eval.metrics import metrics_of
 
     points, lost = [], []
-    for policy in _policies(work):
-        answered = _read_all(work.folder / _file("answers", policy), problems)
-        divergence = _divergence(work, policy, answered)
+    for each in _at_etas(work):
+        guide = each.policy.guide
+        answered = _read_all(work.folder / each.answers, problems)
+        divergence = _divergence(work, each, answered)
         scores = scores_of(answered, problems, divergence.kl, divergence.estimator)
-        lost += _lost(policy, divergence, None if policy.guide is not None else work.options.kl_samples)
-        write_values(work.folder / _file("scores", policy, "json"), records.jsonable(scores), indent=None)
+        lost += _lost(each.policy, divergence, None if guide is not None else work.options.kl_samples)
+        write_values(work.folder / each.scores, records.jsonable(scores), indent=None)
+        seconds = sum(row.seconds for row in answered)
+        tokens = sum(len(one.ids) for row in answered for one in row.completions)
         points.append(
             Point(
-                eta=None if policy.guide is None or policy.guide.eta == float("inf") else policy.guide.eta,
-                own=policy == work.policy,
+                eta=None if guide is None or guide.eta == float("inf") else guide.eta,
+                own=each.policy == work.policy,
                 metrics=metrics_of(scores, work.options),
-                cost=Cost(
-                    seconds=sum(each.seconds for each in answered),
-                    tokens=sum(len(each.ids) for row in answered for each in row.completions),
-                    gpus=gpus,
-                ),
-                answers=_file("answers", policy),
-                scores=_file("scores", policy, "json"),
+                cost=Cost(seconds, tokens, gpus),
+                answers=each.answers,
+                scores=each.scores,
             )
         )
     evaluation = Evaluation(
@@ -447,12 +452,12 @@ def _read_all(path: Path, problems: Sequence[Problem]) -> list[AnsweredProblem]:
     return answered
 
 
-def _divergence(work: Evaluating, policy: Policy, answered: Sequence[AnsweredProblem]) -> Measured:
+def _divergence(work: Evaluating, at: _AtEta, answered: Sequence[AnsweredProblem]) -> Measured:
     """How far the completions are from the reference, or that it was not measured."""
     if work.options.kl is Divergence.NONE:
         return Measured(None, None)
-    path = work.folder / _file("kl", policy) if _read_again(work, policy) else None
-    return measured(answered, work.options.kl, path, work.options.kl_samples, guided=policy.guide is not None)
+    path = None if at.kl is None else work.folder / at.kl
+    return measured(answered, work.options.kl, path, work.options.kl_samples, guided=at.policy.guide is not None)
 
 
 def _answers_by_place(path: Path, problems: Sequence[Problem], shard: Shard) -> dict[int, AnsweredProblem]:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError, naming_extras
-from gpuherd.lm.forward import halving, plan_batches
+from gpuherd.lm.forward import release
 from gpuherd.lm.tokens import MARKER, turn_end
 from gpuherd.models.checkpoints.hub import locate
 from gpuherd.models.load.pretrained import check_code, config_of, runs_own_code
 from gpuherd.models.names import parse_model, quoted
 from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.prompts.conversation import control_texts, defused, templated, token_ids
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +89,7 @@ class RewardModel:
         self.name = model
         self.device = device
         self.rows = self._most_rows = batch_size
+        self._fitted = 0  # batches, one after the other
         self.cut = 0
         folder = locate(parse_model(model), for_loading=True, with_code=trust_remote_code)
         raw = _json(folder / "config.json")
@@ -202,25 +204,28 @@ class RewardModel:
 
     def _read(self, inputs: Sequence[dict[str, list[int]]], named: Callable[[int], str]) -> list[float]:
         """The scores of rows, longest first, as many at once as fit."""
-        fitted = 0
-
-        def scored(batch: Sequence[int]) -> list[float]:
-            nonlocal fitted
-            scores = self._pass([inputs[row] for row in batch])
-            fitted += 1
+        order = sorted(range(len(inputs)), key=lambda row: (-len(inputs[row]["input_ids"]), row))
+        found: dict[int, float] = {}
+        while len(found) < len(order):
+            batch = order[len(found) : len(found) + self.rows]
+            try:
+                scores = self._pass([inputs[row] for row in batch])
+            except (RuntimeError, MemoryError) as problem:
+                if len(batch) == 1 or not is_out_of_memory(problem):
+                    raise
+                scores = []
+            if not scores:  # outside the handler: a traceback keeps the failed batch's tensors alive
+                self.rows, self._fitted = len(batch) // 2, 0
+                release()
+                logger.warning("%s: out of memory with %d rows; %d now", quoted(self.name), len(batch), self.rows)
+                continue
             for row, score in zip(batch, scores, strict=True):
                 if not math.isfinite(score):
                     raise BadModel(f"{quoted(self.name)}: the reward of {named(row)} is {score}, no finite number")
-            return scores
-
-        def smaller(batch: Sequence[int], rows: int) -> None:
-            nonlocal fitted
-            self.rows, fitted = rows, 0
-            logger.warning("%s: out of memory with %d rows; %d now", quoted(self.name), len(batch), rows)
-
-        lengths = [len(each["input_ids"]) for each in inputs]
-        found = halving(plan_batches(lengths, rows=self.rows), scored, smaller)
-        self.rows = min(self._most_rows, self.rows << fitted // GROWS_AFTER)
+                found[row] = score
+            self._fitted += 1
+            if self._fitted == GROWS_AFTER:
+                self.rows, self._fitted = min(self._most_rows, self.rows * 2), 0
         return [found[row] for row in range(len(inputs))]
 
     def _pass(self, rows: Sequence[dict[str, list[int]]]) -> list[float]:

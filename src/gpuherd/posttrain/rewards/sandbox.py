@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.rewards.isolation import (
     Mode,
     Protection,
@@ -78,10 +79,7 @@ class Limits:
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= 3600:
             raise UsageError(f"timeout={self.seconds}; seconds above 0, and 3600 at most")
-        least = {"memory": 32 << 20, "disk": 4096, "open_files": 16, "output": 1, "children": 0}
-        for name, lowest in least.items():
-            if (value := getattr(self, name)) < lowest:
-                raise UsageError(f"{name}={value}; the least is {lowest}")
+        at_least(self, memory=32 << 20, disk=4096, open_files=16, output=1, children=0)
 
 
 @dataclass(frozen=True, slots=True)

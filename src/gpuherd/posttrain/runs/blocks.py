@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
-from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.config.typed import at_least, read
 from gpuherd.posttrain.data.options import REWARD_TIMEOUT_S
 from gpuherd.posttrain.engine.options import MOST_SEED, Strategy, check_range
 from gpuherd.posttrain.eval.results import EvaluationOptions
@@ -128,10 +128,7 @@ class DataCollection:
     shards: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("max_examples", 0), ("reward_batch_size", 1), ("shards", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{name}={value}; the least is {least}")
+        at_least(self, max_examples=0, reward_batch_size=1, shards=1, seed=0)
 
     def shared(self) -> dict[str, Any]:
         """Options for all algorithms that have them and set none of this name themselves."""
@@ -153,9 +150,7 @@ class Generation:
     backend: BackendName = BackendName.HF
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("batch_size", 1), ("top_k", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)}; the least is {least}")
+        at_least(self, max_new_tokens=1, batch_size=1, top_k=0)
         if not 0 < self.temperature < math.inf:
             raise UsageError(
                 f"temperature={self.temperature}; it is above 0 (evaluation.greedy takes the most probable)"
@@ -206,8 +201,7 @@ class EvaluationSettings:
             raise UsageError(f"num_samples={self.num_samples}; the least is 1")
         if self.max_examples < 0:
             raise UsageError(f"max_examples={self.max_examples}; the least is 0, for all")
-        if self.shards is not None and self.shards < 1:
-            raise UsageError(f"shards={self.shards}; the least is 1")
+        at_least(self, shards=1)
         for name in ("etas", "pass_at", "majority_at"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise UsageError(f"{name}={list(getattr(self, name))}: each is there once")

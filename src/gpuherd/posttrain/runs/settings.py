@@ -20,7 +20,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class, canonical
-from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.config.typed import at_least, read
 from gpuherd.posttrain.engine.options import StepOptions, Strategy
 from gpuherd.posttrain.rewards.function import FunctionName
 from gpuherd.posttrain.rollout.vllm import COLLECTING, refuse_cut, reports_log_probs
@@ -207,8 +207,7 @@ class Settings:
     engine: Any = None
 
     def __post_init__(self) -> None:
-        if self.rounds_of_training < 1:
-            raise UsageError(f"rounds_of_training={self.rounds_of_training}; the least is 1")
+        at_least(self, rounds_of_training=1)
         if not self.parallel_generation and (self.data_collection.shards or 1) != 1:
             raise UsageError("parallel_generation=false with data_collection.shards above 1; give one of them")
         try:
