@@ -110,21 +110,14 @@ class GpuWatcher:
         # A cluster's GPUs can't be read from here: a job's own record of the whole of its GPU counts there.
         labels = [*here, *sorted(self._seen - {*here})]
         totals = self._totals | here
-<<<<<<< HEAD
-        lines = memory_summary([GpuMemory(label, *self._used_by(label), totals.get(label)) for label in labels])
-=======
         memory = []
         for each in labels:
             allocated, reserved = self._used.get(each) or (None, None)
             memory.append(GpuMemory(each, allocated, reserved, totals.get(each)))
         lines = memory_summary(memory)
->>>>>>> size
         for line in (*lines, *self._looks.lines()):
             logger.info("%s", line)
         return lines
-
-    def _used_by(self, label: str) -> tuple[int | None, int | None]:
-        return self._used.get(label, (None, None))
 
     def _note(self, job: str, labels: Sequence[str]) -> None:
         """Notes what a finished job recorded of its GPUs."""
