@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.esd.old_spectra import old_arrays
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.model_files import parquet_bytes
-from gpuherd.esd.results import fragment_rows, stored_spectra
+from gpuherd.esd.model_files import MODELS, parquet_bytes
+from gpuherd.esd.remake import make_views
+from gpuherd.esd.results import Unreadable, fragment_rows, read_tables, stored_spectra
 from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.spectrum_files import EigsWriter, read_eigs, read_spectra, sketch_of
 from gpuherd.esd.views import Origin, about_text, alpha_matrix, hdf5_bytes, read_hdf5, stats_rows
@@ -104,3 +109,42 @@ def test_a_text_without_an_end_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole)
     with pytest.raises(BadModel, match=r"damaged\.h5 holds no matrix of alphas: its free space has no size"):
         read_hdf5(path)
+
+
+Change = Callable[[pa.Table], pa.Table]
+
+
+def listed(models: str) -> Change:
+    return lambda table: table.replace_schema_metadata({**(table.schema.metadata or {}), MODELS: models.encode()})
+
+
+def column_of(name: str, values: list[Any]) -> Change:
+    return lambda table: table.set_column(table.column_names.index(name), name, pa.array(values))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        column_of("model_id", [b"org/a"] * 5),
+        column_of("M", [[8]] * 5),
+        column_of("longname", ["h", None, "i", "j", "k"]),
+        column_of("alpha", [{"a": 2.0}] * 5),
+        listed('[["../../outside", 5]]'),
+        listed('[["damaged", 50]]'),
+        listed('[["damaged", "5"]]'),
+        listed("5"),
+    ],
+)
+def test_results_of_another_form_are_no_results_and_nothing_is_written_outside(tmp_path: Path, change: Change) -> None:
+    directory = ESDDirectory(tmp_path / "run")
+    directory.stats.mkdir(parents=True)
+    path = directory.stats / "damaged.parquet"
+    pq.write_table(change(pq.read_table(pa.BufferReader(stats()))), path)
+    path.with_suffix(".csv").touch()
+    os.utime(path.with_suffix(".csv"), ns=(path.stat().st_mtime_ns,) * 2)
+    (found,) = read_tables(directory, directory.stats_files())
+    assert isinstance(found, Unreadable)
+    before = {each for each in tmp_path.rglob("*") if directory.root not in each.parents}
+    made = make_views(directory)
+    assert made["summary"].written == []
+    assert before == {each for each in tmp_path.rglob("*") if directory.root not in each.parents}

@@ -78,3 +78,9 @@ def test_tokens_that_do_not_divide_the_text_are_refused() -> None:
     for wrong in ('"ends":[1]', '"ends":[3]', '"ends":[-1]', '"ends":[]'):
         with pytest.raises(BadRecord):
             answered_of(line.replace('"ends":[2]', wrong))
+
+
+def test_a_log_prob_that_no_float32_holds_is_refused() -> None:
+    record = Answered(0, Question("0", "q", ("a",)), Prompted("", 1), Generation((1,), (-1.5,), "a", (1,), Finish.EOS))
+    with pytest.raises(BadRecord):
+        answered_of(line_of(record).replace("-1.5", "-1e308"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -144,3 +144,16 @@ def test_keys_are_enums_again_and_words_are_those_that_are_allowed() -> None:
     for wrong in ({"by": "mail", "counts": {}}, {"by": "hand", "counts": {"green": 1}}):
         with pytest.raises(ValueError, match=r"mail|green"):
             read(Vote, wrong)
+
+
+@dataclass(frozen=True)
+class Later:
+    name: str
+    size: int = 3
+    tables: Mapping[str, str] = field(default_factory=dict)
+
+
+def test_a_field_that_has_a_default_may_be_missing_in_an_older_file() -> None:
+    assert read(Later, {"name": "a"}) == Later("a")
+    with pytest.raises(KeyError):
+        read(Later, {"size": 1})

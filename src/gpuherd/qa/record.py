@@ -107,7 +107,7 @@ def answered_of(line: str | bytes) -> Answered:
             greedy=None if value["greedy"] is None else _generation_of(value["greedy"]),
             samples=tuple(map(_generation_of, value["samples"])),
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as problem:
         raise BadRecord(f"no record of an answer: {type(problem).__name__}: {problem}") from None
 
 

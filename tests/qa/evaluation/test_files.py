@@ -103,12 +103,26 @@ def _half_a_point(values: dict[str, Any]) -> None:
     values["judges"][0]["measures"][0]["roc"][0] = [0.5]
 
 
+def _half_a_histogram(values: dict[str, Any]) -> None:
+    del values["judges"][0]["measures"][0]["histogram"]["edges"][-1]
+
+
 def _no_figure(values: dict[str, Any]) -> None:
     values["judges"][0]["measures"][0]["auroc"]["value"] = float("nan")
 
 
 @pytest.mark.parametrize(
-    "damage", [_no_figure, _without, _text_for_number, _truth_for_number, _unknown_kind, _no_list, _half_a_point]
+    "damage",
+    [
+        _no_figure,
+        _without,
+        _text_for_number,
+        _truth_for_number,
+        _unknown_kind,
+        _no_list,
+        _half_a_point,
+        _half_a_histogram,
+    ],
 )
 def test_damage_is_refused(evaluation: RunEvaluation, damage: Any) -> None:
     values = copy.deepcopy(json.loads(json.dumps(values_of(evaluation))))

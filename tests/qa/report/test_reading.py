@@ -114,6 +114,22 @@ def test_the_latest_evaluation_or_the_named_one(folder: QADirectory) -> None:
         evaluation_of(opened, "two")
 
 
+def test_descriptions_that_somebody_has_shortened_are_shown_as_far_as_they_go(folder: QADirectory) -> None:
+    made = score(folder)
+    judge(folder, LABELS)
+    path = folder.scoring(made.name, ".json")
+    values = json.loads(path.read_text())
+    equivalence = {"equivalence": {"by": "exact"}}
+    path.write_text(json.dumps(values | {"measures": values["measures"][1:], "settings": equivalence}))
+    done = json.loads(folder.done.read_text())
+    folder.done.write_text(json.dumps(done | {"versions": ["x"], "counts": {"finish": {"nan": 2}}}))
+    evaluate(folder)
+    found = shown(folder)
+    assert (found.scores[0].name, found.scores[0].source) == ("nll", "")
+    assert found.clusters == {}
+    assert any("2 of all answers are NaN" in note for note in found.notes)
+
+
 def test_relevance_is_that_of_the_scoring_else_the_latest(folder: QADirectory) -> None:
     first = put_relevance(folder, 0.25, model="a")
     put_relevance(folder, 0.5, model="b")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,12 @@ def test_what_is_damaged_newer_or_half_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadScoring, match="no JSON"):
         scoring_named(folder, "one")
     assert scorings_of(folder) == []
+
+
+@pytest.mark.parametrize("text", ["number,id,nll\n0\n", "number,id,nll\n0,a,x\n", "number,id,nll\n0,a\n"])
+def test_a_table_that_somebody_wrote_by_hand_is_refused(tmp_path: Path, text: str) -> None:
+    folder = QADirectory(tmp_path)
+    made = write_scoring(folder, meta("a"), TABLE)
+    folder.scoring("a", ".csv").write_text(text)
+    with pytest.raises(BadScoring, match="no table of scores"):
+        scores(folder, replace(made, sha256=hashlib.sha256(text.encode()).hexdigest()))

@@ -49,11 +49,15 @@ class CurvePoint:
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Scores by class: ``right[i]`` and ``wrong[i]`` answers score from ``edges[i]`` to ``edges[i + 1]``, the last edge
-    within."""
+    within. Raises ValueError where there are not as many bins of both."""
 
     edges: tuple[float, ...]
     right: tuple[int, ...]
     wrong: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.edges) - 1 == len(self.right) == len(self.wrong):
+            raise ValueError("a histogram has one edge more than bins")
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,11 @@ def _by_judge(inputs: EvaluationInputs, judging: AuditedJudging, settings: Evalu
         warnings=_warnings(judging.warnings, found, settings.confidence),
         measures=tuple(
             measure_result(
-                name, columns[name], found.wrong, undefined(columns[name], found, inputs.reasons[name]), settings
+                name,
+                columns[name],
+                found.wrong,
+                undefined(columns[name], found, inputs.reasons.get(name, {})),
+                settings,
             )
             for name in track([*columns], "measures")
         ),

@@ -21,7 +21,7 @@ from gpuherd.qa.grading.verdicts import Judgment
 from gpuherd.qa.measures.evidence import EvidenceNeed, answers_of
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.files import ScoringMeta, scores, scoring_named, scorings_of
+from gpuherd.qa.scoring.files import ScoredMeasure, ScoringMeta, scores, scoring_named, scorings_of
 from gpuherd.qa.span import Span
 from gpuherd.qa.statistics.equivalence import BY_TEXT, ClusterRule, MeaningRule, clusters_in
 from gpuherd.qa.statistics.files import BadStatistic, StatisticMeta, rows, statistics_of
@@ -163,7 +163,8 @@ def _scores(run: Run, scoring: ScoringMeta, evaluation: RunEvaluation | None) ->
     """The evaluated measures in the evaluation's order, then the others; without it all, in the scoring's."""
     columns = scores(run.folder, scoring).columns
     first = [] if evaluation is None or not evaluation.judges else [each.name for each in evaluation.judges[0].measures]
-    about = {each.name: each for each in scoring.measures}
+    unknown = ScoredMeasure("", "", (), 0, {})  # a column that the description doesn't name
+    about = dict.fromkeys(columns, unknown) | {each.name: each for each in scoring.measures}
     order = [name for name in first if name in columns] + [name for name in columns if name not in first]
     said = {} if evaluation is None else evaluation.measured
     return [
