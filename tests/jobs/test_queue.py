@@ -199,6 +199,19 @@ def test_a_running_job_keeps_its_command(queue: Queue, start: Callable[[str], At
     assert queue.running()[0].queued.job.argv == ("x",)
 
 
+def test_a_running_job_of_a_folder_that_was_moved_is_tried_again_by_the_new_command(
+    queue: Queue, start: Callable[[str], AttemptRecord], tmp_path: Path
+) -> None:
+    """Its dispatcher was killed; its processes are gone, or leave their result where the folder was."""
+    before, after = (job("a", name, result=f"{tmp_path}/{name}/result") for name in ("x", "y"))
+    queue.submit([before])
+    begun = start("a")
+    queue.submit([after])
+    assert queue.states()["a"] is JobState.RUNNING and queue.running()[0].queued.job == after
+    end(queue, begun, AttemptState.FAILED, JobState.WAITING)
+    assert [(each.job, each.tries) for each in queue.head(1, time.time())] == [(after, 1)]
+
+
 def test_what_is_no_longer_listed_is_cancelled_and_can_come_back(queue: Queue) -> None:
     queue.submit([job("a"), job("b")])
     queue.submit([job("b")])

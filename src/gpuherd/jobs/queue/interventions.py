@@ -83,6 +83,7 @@ class Changed:
 
 
 # What a job forgets that waits again with fresh tries.
+_CHANGED = "spec = ?, gpus = ?, memory_mb = ?, share = ?, cost = ?, round = ?, priority = ?, rank = ?, submission = ?"
 _FRESH = ", tries = 0, not_before = 0, avoid = '[]', reason = NULL, held = 0, doomed = 0, cancelled_by = NULL"
 
 
@@ -97,7 +98,8 @@ class Interventions(QueueFile):
         A job that is new waits. One that succeeded with the same command stays done while its ``result`` is there, and
         waits again when it is gone, when the command has changed, or when ``rerun`` names it. One that failed or was
         cancelled waits again. A running one goes on. All have fresh tries. Jobs of earlier submissions that still wait
-        and are not named any more are cancelled.
+        and are not named any more are cancelled. Of a running one whose ``result`` is another path now, as in a folder
+        that was moved, a further try is that of the new job: what runs leaves no result there.
 
         Where the last run never ended, as after a kill, or an engine still has jobs of it, it is continued: a job of it
         that is the same stays failed, cancelled or paused, and its tries go on being counted.
@@ -241,6 +243,9 @@ class Interventions(QueueFile):
         if known["state"] == JobState.RUNNING:
             # Fresh tries for it too: killed together with its dispatcher time and again, it must not fail for that.
             self._db.execute("UPDATE jobs SET submission = ?, tries = 0 WHERE id = ?", (submission, known["id"]))
+            if job_of(known["spec"]).result != job.result:
+                changed = (*_row(job, submission, now)[1:-1], known["id"])
+                self._db.execute(f"UPDATE jobs SET {_CHANGED} WHERE id = ?", changed)  # noqa: S608
             return
         stays = known["state"] == JobState.DONE and not again and _same_work(job_of(known["spec"]), job)
         stays = stays and (job.result is None or Path(job.result).exists())
@@ -248,8 +253,7 @@ class Interventions(QueueFile):
         fresh = "" if stays else _FRESH
         ready = "" if stays or known["state"] == JobState.WAITING else f", ready_at = {now!r}"
         self._db.execute(
-            "UPDATE jobs SET spec = ?, gpus = ?, memory_mb = ?, share = ?, cost = ?, round = ?, priority = ?, rank = ?,"  # noqa: S608
-            f" submission = ?, state = ?{fresh}{ready} WHERE id = ?",
+            f"UPDATE jobs SET {_CHANGED}, state = ?{fresh}{ready} WHERE id = ?",  # noqa: S608
             (*_row(job, submission, now)[1:-1], state, known["id"]),
         )
 
