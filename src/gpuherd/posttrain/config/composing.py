@@ -3,7 +3,7 @@
 Hydra composes (its ``compose`` API alone: no ``@hydra.main``, no run folder of its own, nothing that several processes
 could do twice), in its own grammar of overrides: ``key=value``, ``+key=value``, ``~key``, ``group=choice``. Which keys
 there are is not decided by the YAML but by the dataclasses that read the result: so ``key=value`` may name any key, and
-one that is none is told with the nearest.
+the message of one that is none names the nearest.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def said(overrides: Sequence[str]) -> dict[str, Any]:
 
 def groups(folder: Path = CONF) -> dict[str, tuple[str, ...]]:
     """The groups of a folder of configurations, and the choices in each: its files, and of those that ship with gpuherd
-    what is registered besides."""
+    what is registered too."""
     return {
         each.name: tuple(sorted({*_files(each), *_registered(each.name, folder)}))
         for each in sorted(folder.iterdir())
