@@ -41,8 +41,8 @@ def logits_of(law: Sequence[float]) -> Tensor:
 def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     """As the loss has it, of whole logits over the tokens that both have."""
     width = min(student.shape[-1], teacher.shape[-1])
-    laws = [torch.log_softmax(each[..., :width], dim=-1) for each in (student, teacher)]
-    return distill._divergence(laws[0], laws[1], beta)
+    log_q, log_p = (torch.log_softmax(each[..., :width], dim=-1) for each in (student, teacher))
+    return distill._divergence(log_q, log_p, beta)
 
 
 def kl(one: Sequence[float], other: Sequence[float]) -> float:

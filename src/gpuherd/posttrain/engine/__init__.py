@@ -1,5 +1,5 @@
-"""Training in one process or several: ``dist_env`` (who else takes part), ``train_engine`` (a module and its
-optimiser), ``checkpoints`` (complete or absent, exact), ``curves`` (figures by step).
+"""Training in one process or several: ``dist_env`` (which processes take part), ``train_engine`` (a module and its
+optimiser), ``checkpoints`` (complete or absent, exact), ``recorder`` (what follows each step: figures, checkpoints).
 
 Knows no algorithm and no data.
 """

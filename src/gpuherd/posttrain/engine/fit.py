@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 RowT = TypeVar("RowT")
 ItemT = TypeVar("ItemT")
+MadeT = TypeVar("MadeT")
 RowIn = TypeVar("RowIn", contravariant=True)
 
 EXTRAS = dict.fromkeys(("torch", "transformers", "peft", "accelerate"), "posttrain")
@@ -271,7 +272,7 @@ def _step(
 
 
 class _Steps(Generic[RowT, ItemT]):
-    """The items that a process learns from, by the step: what a DataLoader takes."""
+    """The items that a process learns from, by the step."""
 
     def __init__(
         self,
@@ -284,10 +285,8 @@ class _Steps(Generic[RowT, ItemT]):
         self._places = order(len(rows), plan.total_steps, plan.batch_size, plan.seed)
         self._batch_size, self._rows, self._items, self._rank, self._size = plan.batch_size, rows, items, rank, size
 
-    def __len__(self) -> int:
-        return len(self._places) // self._batch_size
-
-    def __getitem__(self, step: int) -> list[ItemT]:
+    def of(self, step: int) -> list[ItemT]:
+        """Of a step, counted from 0."""
         places = self._places[step * self._batch_size : (step + 1) * self._batch_size]
         return list(self._items([self._rows[place] for place in places]))[self._rank :: self._size]
 
@@ -297,18 +296,38 @@ def _batches(
 ) -> Iterator[list[ItemT]]:
     """This process's items of each step from ``begun`` on; with ``num_workers`` so many processes make them."""
     steps = _Steps(plan, rows, objective.items, world.rank, world.size)
-    left = range(begun, plan.total_steps)
-    if not plan.num_workers:
-        yield from map(steps.__getitem__, left)
+    return made_ahead(steps.of, range(begun, plan.total_steps), plan.num_workers)
+
+
+class _Made(Generic[MadeT]):
+    """A function of a number as a map-style dataset for a DataLoader."""
+
+    def __init__(self, make: Callable[[int], MadeT]):
+        self._make = make
+
+    def __getitem__(self, number: int) -> MadeT:
+        return self._make(number)
+
+
+def made_ahead(make: Callable[[int], MadeT], numbers: Sequence[int], workers: int) -> Iterator[MadeT]:
+    """The results of a function for these numbers, in their order; with ``workers`` so many processes compute them
+    ahead of time."""
+    if not workers:
+        yield from map(make, numbers)
         return
     import torch
     from torch.utils.data import DataLoader
 
+    dataset: Any = _Made(make)
     # A generator of its own: a DataLoader takes a seed from torch's otherwise, and a resumed training would differ.
-    made: Any = steps
+    generator = torch.Generator()
     yield from DataLoader(
-        made, batch_size=None, sampler=left, num_workers=plan.num_workers, generator=torch.Generator()
+        dataset, batch_size=None, sampler=numbers, num_workers=workers, collate_fn=_unchanged, generator=generator
     )
+
+
+def _unchanged(value: MadeT) -> MadeT:
+    return value
 
 
 def _refuse_earlier_version(checkpoints: Path) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
+from gpuherd.posttrain.engine.fit import made_ahead
 from gpuherd.posttrain.guidance.data import Example, LabelledSequence
 from gpuherd.posttrain.guidance.options import Loss
 
@@ -82,38 +84,11 @@ def batches_of(
     examples: Sequence[Example], batches: Sequence[Sequence[int]], workers: int
 ) -> Iterator[list[ExampleArrays]]:
     """The batches as arrays, in their order; with ``workers`` that many processes make them ahead of time."""
-    if not workers:
-        yield from ([_arrays(examples[place]) for place in batch] for batch in batches)
-        return
-    import torch
-    from torch.utils.data import DataLoader
-
-    dataset: Any = _Dataset(examples)
-    # A generator of its own: a DataLoader takes a seed from torch's otherwise, and a resumed training would differ.
-    yield from DataLoader(
-        dataset,
-        batch_sampler=[list(batch) for batch in batches],
-        num_workers=workers,
-        collate_fn=list,
-        generator=torch.Generator(),
-    )
+    return made_ahead(partial(_batch, examples, batches), range(len(batches)), workers)
 
 
-class _Dataset:
-    """Examples as a map-style dataset for a DataLoader."""
-
-    def __init__(self, examples: Sequence[Example]):
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, place: int) -> ExampleArrays:
-        return _arrays(self._examples[place])
-
-
-def _arrays(example: Example) -> ExampleArrays:
-    return tuple(map(sequence_arrays, example))
+def _batch(examples: Sequence[Example], batches: Sequence[Sequence[int]], number: int) -> list[ExampleArrays]:
+    return [tuple(map(sequence_arrays, examples[place])) for place in batches[number]]
 
 
 def bce(z: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
