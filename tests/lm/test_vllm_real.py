@@ -13,8 +13,11 @@ import pytest
 from tests.qa import small_models
 
 from gpuherd.lm import vllm
-from gpuherd.lm.backend import PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 from gpuherd.lm.model import LanguageModel
+from gpuherd.models.load.identity import reference
+from gpuherd.models.load.options import ModelOptions
+from gpuherd.models.memory.weights import Precision
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
 PYTHON = Path(os.environ.get("GPUHERD_VLLM_PYTHON", _CACHE / "gpuherd-vllm" / "bin" / "python"))
@@ -83,3 +86,25 @@ def test_log_probs_of_draws_are_those_of_the_model(answers: dict[str, list[dict[
             (forced,) = judge.log_probs([prompt], [tokens])
             assert said == pytest.approx(list(forced), abs=1e-4)
     assert len(drawn) > QUESTIONS  # they are draws, and not one answer again and again
+
+
+def test_an_engine_that_was_asleep_answers_as_before(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its CPU build frees nothing, and is asked all the same: it pauses, wakes up in parts and reads weights."""
+    monkeypatch.setenv(vllm.PYTHON, str(PYTHON))
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    options = ModelOptions(dtype=Precision.FP32, device_map="cpu")
+    backend = vllm.VllmBackend(
+        str(model), reference(str(model)), options, positions=64, rows=4, exact=False, sleeps=True
+    )
+    try:
+        assert not backend.sleeps  # on a CPU
+        asked = [PromptTokens("a", (5, 6, 7)), PromptTokens("b", (9, 4))]
+        how = Decoding(greedy=True, samples=3, temperature=0.7, max_new_tokens=8, end_ids=(1,), seed=4)
+        before = backend.decode(asked, how)
+        backend.sleeps = True
+        for _ in range(2):
+            backend.sleep()
+            backend.load_weights(model)
+            assert backend.decode(asked, how) == before
+    finally:
+        backend.close()

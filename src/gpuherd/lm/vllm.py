@@ -7,7 +7,7 @@ Nothing of a checkpoint's generation config is taken over.
 
 It runs in a process of its own (``vllm_process``), by this Python or by that of ``GPUHERD_VLLM_PYTHON``: vLLM pins its
 torch and transformers, which need not be those of gpuherd. That process ends with this one, however this one ends. One
-that gives no sign for an hour is ended; on GPUs it may sleep between requests, and leave its memory to others.
+that gives no sign for half an hour is ended; on GPUs it may sleep between requests, and leave its memory to others.
 
 Its draws come from its own generators: reproducible by the seed with the same version, not those of the other engine.
 Of n draws with a seed, vLLM gives draw i the seed + i, so that a draw is fixed by the run's seed, the question and its
@@ -52,7 +52,7 @@ _ENDING_S = 20.0  # that vLLM has to end by itself
 _LAST_S = 5.0  # that it has to be gone when its connection is
 _ASKING_S = 60.0  # that another Python has to say whether it has vLLM
 # That passes without an engine step, or while weights are read: a step takes seconds at most, a slow disk minutes.
-_SILENT_S = 3600.0
+_SILENT_S = 1800.0
 # Of errors by which an interface tells that it is another one.
 _OTHER_INTERFACE = {"TypeError", "AttributeError", "ImportError", "NotImplementedError"}
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
