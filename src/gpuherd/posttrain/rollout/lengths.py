@@ -19,6 +19,7 @@ _TRIED = 64  # texts: the one with the most bytes need not be the one with the m
 _MARKS = 2  # of a beginning and an end
 _PIECE = 1 << 16  # characters that are encoded as one text; a tokenizer takes about 300 bytes for each
 _AT_ONCE = 16  # pieces
+_COUNTED = 1 << 21  # characters of a text: what lies behind them is counted a token a byte, which is the most
 
 Counter = Callable[[Sequence[str]], list[int]]  # the number of tokens of each text
 
@@ -121,7 +122,8 @@ def _most_bytes(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _counter(model: str) -> Counter | None:
     """A function that counts the tokens of texts; None where the model has no readable tokenizer.json. A long text is
-    counted in pieces, so that memory stays small: a few tokens more at their borders.
+    counted in pieces, so that memory stays small: a few tokens more at their borders, and of one of megabytes the most
+    that it can have.
 
     Raises MissingModel, BadModel.
     """
@@ -142,9 +144,9 @@ def _counter(model: str) -> Counter | None:
         pieces = [
             (number, text[start : start + _PIECE])
             for number, text in enumerate(texts)
-            for start in range(0, len(text), _PIECE)
+            for start in range(0, min(len(text), _COUNTED), _PIECE)
         ]
-        counts = [0] * len(texts)
+        counts = [len(text[_COUNTED:].encode("utf-8", "replace")) for text in texts]
         for batch in (pieces[start : start + _AT_ONCE] for start in range(0, len(pieces), _AT_ONCE)):
             whole = [piece.encode("utf-8", "replace").decode("utf-8") for _, piece in batch]  # Rust: no lone surrogates
             found = tokenizer.encode_batch(whole, add_special_tokens=False)
