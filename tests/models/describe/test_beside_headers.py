@@ -11,8 +11,8 @@ import pytest
 from tests.models.describe.formulas.from_config import architecture_of
 
 from gpuherd.errors import BadModel, MissingExtra
+from gpuherd.models.describe import gguf, reading
 from gpuherd.models.describe import headers as from_weights
-from gpuherd.models.describe import reading
 from gpuherd.models.describe.description import Architecture
 from gpuherd.models.tensors.source import TensorInfo
 
@@ -99,3 +99,22 @@ def test_a_name_with_a_number_of_thousands_of_digits_is_no_layer() -> None:
 def test_heads_that_are_more_than_the_width_are_not_believed() -> None:
     found = from_weights.of_headers({**NEW, "num_attention_heads": 1000}, headers(), "m")
     assert {block.cache.per_token for block in found.blocks if block.cache is not None} == {2 * 2 * 16}
+
+
+@pytest.mark.parametrize("shape", [(), (64,), (2, 3, 4)])
+def test_a_gguf_file_whose_embedding_is_no_table_is_no_model(shape: tuple[int, ...]) -> None:
+    tensors = {name: TensorInfo(name, (64, 64), "F16", 8192) for name in ("blk.0.attn_q.weight", "token_embd.weight")}
+    tensors["token_embd.weight"] = replace(tensors["token_embd.weight"], shape=shape)
+    with pytest.raises(BadModel, match="no whole model"):
+        gguf.architecture_of({"architecture": "llama"}, tensors, "m", training=False)
+
+
+def test_a_gguf_file_is_turned_back_into_weights_where_headers_alone_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Architecture:
+        raise MissingExtra("torch is not installed")
+
+    monkeypatch.setattr(gguf, "described", refuse)
+    names = ("blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.attn_v.weight", "token_embd.weight")
+    tensors = {name: TensorInfo(name, (64, 64), "Q8_0", 4352, dequantized=True) for name in names}
+    found = gguf.architecture_of({"architecture": "llama", "model_type": "gguf"}, tensors, "m", training=False)
+    assert (found.stored, found.stored_method) == (None, None)

@@ -283,9 +283,20 @@ class TrainingOptions:
             )
         if self.lora_targets is not None and self.lora is None:
             raise UsageError("--lora-targets names modules of an adapter; add --lora")
+        if self.reference is not None and self.train == "sft":
+            raise UsageError("--reference is of trainings that compare with a frozen copy; with sft leave it out")
+        for name, option_of, own in (
+            ("samples", "grpo", self.train),
+            ("value", "ppo", self.train),
+            ("no_reshard", "fsdp", self.strategy or "single"),
+            ("bucket_view", "ddp", self.strategy or "single"),
+        ):
+            if getattr(self, name) and own != option_of:
+                raise UsageError(f"--{name.replace('_', '-')} is an option of {option_of}; with {own} leave it out")
         shape = None if self.lora is None else LoraShape(self.lora)
         if shape is not None and self.lora_targets is not None:
-            shape = replace(shape, targets=tuple(part.strip() for part in self.lora_targets.split(",")))
+            names = (part.strip() for part in self.lora_targets.split(","))
+            shape = replace(shape, targets=tuple(filter(None, names)))
         given = {
             "method": self.train,
             "precision": self.training_precision,
@@ -347,6 +358,9 @@ def command_words(request: PlanRequest, changes: Sequence[str] = ()) -> list[str
             continue
         if flag == "--parallel":
             flags.pop("--gpus-per-job", None)
+        if flag == "--strategy":
+            flags.pop("--bucket-view", None)
+            flags.pop("--no-reshard", None)
         flags[flag] = values
     before = ["--simulate", request.simulate] if request.simulate is not None else []
     models = request.without_dtype if "--dtype" in flags else request.models
