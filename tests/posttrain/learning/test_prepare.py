@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.learning.preflight import check_data
+from gpuherd.posttrain.learning.prepare import check_data
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 
 ENV = {"env_type": "math", "problems": [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(12)]}

@@ -19,7 +19,7 @@ from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrec
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
-from gpuherd.posttrain.learning.preflight import check_data, foretell, need_of, training_task
+from gpuherd.posttrain.learning.prepare import check_data, foretell, need_of, training_task
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, lengths_of
 from gpuherd.posttrain.runs.memory import host_memory, host_words
