@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.errors import BadModel, MissingModel, UsageError, usage_named
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.data.chat import refuse_without_template
 from gpuherd.posttrain.data.dataset import first_problems
@@ -55,18 +55,14 @@ logger = logging.getLogger(__name__)
 
 def make_environments(where: str, told: EnvironmentOptions, device: str) -> Environments:
     """The environments of a block. Raises UsageError, naming it, and what reading problems raises."""
-    try:
+    with usage_named(f"{where}: "):
         return make(replace(told, task=replace(told.task, device=device)))
-    except UsageError as problem:
-        raise UsageError(f"{where}: {problem}") from None
 
 
 def problems_of(source: Environments | Task, where: str, split: Split, count: int | None, seed: int) -> list[Problem]:
     """The first problems of a split. Raises UsageError, naming the block, where there are not so many, or none."""
-    try:
+    with usage_named(f"{where}: "):
         found = list(source.problems(split, count, seed))
-    except UsageError as problem:
-        raise UsageError(f"{where}: {problem}") from None
     if not found:
         raise UsageError(f"{where}: there is no problem")
     return found
@@ -140,10 +136,8 @@ def evaluated_on(algorithm: Algorithm, environments: Environments, where: str) -
 
 
 def _asked(algorithm: Algorithm, task: Task, where: str) -> Task:
-    try:
+    with usage_named(f"{where}: "):
         return algorithm.evaluated(task)
-    except UsageError as problem:
-        raise UsageError(f"{where}: {problem}") from None
 
 
 def _refuse_turns(algorithm: Algorithm, environments: Environments, where: str) -> None:
@@ -351,12 +345,9 @@ def _check_template(model: str, file: str) -> None:
     """Raises UsageError for conversations and a model without a chat template, where its files can be read."""
     from gpuherd.models.load.identity import model_files
 
-    try:
+    # Of a model that is not there planning or loading tells.
+    with suppress(MissingModel, BadModel), usage_named(f"training.data_file: {file} holds conversations: "):
         refuse_without_template(model_files(model).tokenizer_folder, model)
-    except (MissingModel, BadModel):
-        return  # planning or loading the model reports it
-    except UsageError as problem:
-        raise UsageError(f"training.data_file: {file} holds conversations: {problem}") from None
 
 
 def _answered(

@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import UsageError, usage_named
 from gpuherd.posttrain.algos.registry import algorithm_class, algorithms
 from gpuherd.posttrain.config.typed import read, read_keys
 from gpuherd.posttrain.data.options import TaskOptions
@@ -191,10 +191,8 @@ _SET = {"online", "source", "pairing", "max_tries", "all_rounds", "save_every", 
 
 def trained_by(name: str) -> type[Algorithm]:
     """The algorithm of ``training.algorithm``. Raises UsageError for one that there isn't, or that trains no policy."""
-    try:
+    with usage_named(f"training.algorithm={name}: "):
         kind: type[Algorithm] = algorithm_class(name)
-    except UsageError as problem:
-        raise UsageError(f"training.algorithm={name}: {problem}") from None
     if kind.guided:
         possible = ", ".join(block_of(each) for each in algorithms().values() if not each.guided)
         raise UsageError(

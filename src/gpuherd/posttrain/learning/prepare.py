@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpuherd import __version__
 from gpuherd.batch.options import RunOptions
-from gpuherd.errors import GpuherdError, JobCannotFit, UsageError, printable
+from gpuherd.errors import GpuherdError, JobCannotFit, UsageError, printable, usage_named
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.models.memory.kv_cache import MIB, Workload
 from gpuherd.models.place.gpus import GpuSpec
@@ -107,11 +107,8 @@ def _check_models(settings: TrainSettings) -> None:
 def _check_reward(where: str, block: EnvironmentOptions, problems: Sequence[Problem]) -> None:
     """Raises UsageError for a reward function that can't score these problems."""
     if block.task.reward is not None:
-        try:
-            with FunctionRewards(block.task.reward, block.task.reward_timeout) as scoring:
-                scoring.check(problems)
-        except UsageError as problem:
-            raise UsageError(f"{where}: {problem}") from None
+        with usage_named(f"{where}: "), FunctionRewards(block.task.reward, block.task.reward_timeout) as scoring:
+            scoring.check(problems)
 
 
 def _first_words(environments: Environments, problems: Sequence[Problem], seed: int) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import UsageError, printable
+from gpuherd.errors import UsageError, printable, usage_named
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
@@ -131,10 +131,8 @@ class TrainSettings:
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and seldom meant. Raises UsageError for options that don't go with the draws."""
         block = block_of(self.kind)
-        try:
+        with usage_named(f"{block}."):
             seldom = self.algorithm.make().check(self.sampling)
-        except UsageError as problem:
-            raise UsageError(f"{block}.{problem}") from None
         return (*([] if self.cut is None else [self.cut]), *(f"{block}.{each}" for each in seldom))
 
     def steps(self, processes: int) -> StepOptions:
