@@ -135,6 +135,15 @@ class MissingExtra(UsageError, ImportError):
 
 
 @contextmanager
+def usage_named(prefix: str) -> Iterator[None]:
+    """Puts the place of a UsageError before what it says: ``policy_env: `` or ``algos.GRPO.``."""
+    try:
+        yield
+    except UsageError as problem:
+        raise UsageError(f"{prefix}{problem}") from None
+
+
+@contextmanager
 def naming_extras(extras: Mapping[str, str], purpose: str = "it needs") -> Iterator[None]:
     """Tells an import that fails in this block for want of one of these libraries as MissingExtra.
 

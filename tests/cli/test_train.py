@@ -23,8 +23,10 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob, StartRecord
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.learning.folder import TrainDirectory, prepare
-from gpuherd.posttrain.learning.settings import placed, read_settings
+from gpuherd.posttrain.learning.prepare import begin
+from gpuherd.posttrain.learning.run import placed
+from gpuherd.posttrain.learning.settings import read_settings
+from gpuherd.posttrain.runs.folder import TrainDirectory
 from gpuherd.posttrain.runs.options import Where
 from gpuherd.standin.machine import SimulatedMachine
 
@@ -128,7 +130,7 @@ def test_a_training_in_the_hands_of_a_cluster_is_left_there(tmp_path: Path, file
     output = tmp_path / "out"
     folder, run = TrainDirectory(output), RunDirectory(output)
     config = placed(read_settings(file), Where(device="cpu", num_gpus=2, nnodes=2), "slurm")
-    prepare(folder, config, resume=False)
+    begin(folder, config, resume=False)
     run.create()
     job = Job(name="train", argv=("true",), gpus=0, nodes=2)
     with Queue(run.queue) as queue:

@@ -164,7 +164,7 @@ def _config_file(args: argparse.Namespace) -> str | None:
     """The configuration to read: the one of the command line, or that of the training to continue."""
     if hasattr(args, "config") or not hasattr(args, "output"):
         return getattr(args, "config", None)
-    from gpuherd.posttrain.learning.folder import TrainDirectory
+    from gpuherd.posttrain.runs.folder import TrainDirectory
 
     kept = TrainDirectory(args.output).config
     return str(kept) if kept.exists() else None

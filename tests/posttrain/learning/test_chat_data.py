@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.posttrain.learning.test_worker import _signals, written  # noqa: F401 - a fixture
+from tests.posttrain.learning.test_main import _signals, written  # noqa: F401 - a fixture
 from tests.qa import small_models
 from tests.qa.conftest import made_once
 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.learning.preflight import check_data
+from gpuherd.posttrain.learning.__main__ import main
+from gpuherd.posttrain.learning.prepare import check_data
 from gpuherd.posttrain.learning.settings import read_settings
-from gpuherd.posttrain.learning.worker import main
 
 
 @pytest.fixture(scope="session")

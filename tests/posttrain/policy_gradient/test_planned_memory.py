@@ -22,7 +22,7 @@ from gpuherd.models.memory.training_job import TrainingUsage
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import read_with_precision
 from gpuherd.posttrain.engine.train_engine import TrainEngine
-from gpuherd.posttrain.learning.preflight import training_task
+from gpuherd.posttrain.learning.prepare import training_task
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 from gpuherd.posttrain.rollout.lengths import Lengths

@@ -14,8 +14,7 @@ from tests.posttrain.eval.made import made_experiment, made_result
 from gpuherd.jobs import FailureClass, Job, JobState, Queue
 from gpuherd.jobs.records import AttemptState, StartRecord
 from gpuherd.posttrain.eval.results import REFERENCE, About
-from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.runs.folder import RoundsDirectory
+from gpuherd.posttrain.runs.folder import RoundsDirectory, TrainDirectory
 
 
 def made_run(

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.lm.vllm_stand_in import python_with_vllm
 from tests.posttrain import tiny
 from tests.posttrain.eval.first_letter import FirstLetter
 from tests.posttrain.runs.conftest import MakeSettings
 from tests.qa import small_models
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.lm.vllm import PYTHON
+from gpuherd.posttrain.algos.sft import SFT
 from gpuherd.posttrain.engine.curves import read_curves
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.eval.results import read_result
 from gpuherd.posttrain.preference.tokens import load_tokenizer
 from gpuherd.posttrain.runs.folder import (
@@ -29,25 +29,11 @@ from gpuherd.posttrain.runs.folder import (
     read_record,
     write_policy,
 )
-from gpuherd.posttrain.runs.plan import Phase, Step, combinations_of
+from gpuherd.posttrain.runs.plan import Phase, combinations_of
 from gpuherd.posttrain.runs.prepare import prepare
 from gpuherd.posttrain.runs.settings import Settings, absolute
-from gpuherd.posttrain.runs.work import (
-    BadRows,
-    Work,
-    by_problem,
-    do,
-    line_of,
-    read_round,
-    rows_of_rounds,
-    seed_for,
-    shard_of,
-    step_named,
-    versions,
-)
-from gpuherd.posttrain.types import BackendName, Comparison, Policy, Problem, Rollout, Row
-from gpuherd.runs.shard_file import Shard, ShardFile
-from gpuherd.runs.shards import in_batches
+from gpuherd.posttrain.runs.work import Work, do, rows_of_rounds, run_training, seed_for, step_named, versions
+from gpuherd.posttrain.types import BackendName, Policy, Precision, Rollout, Row, Sampling, Training
 
 
 def begun(settings: Settings, root: Path, places: int = 2) -> tuple[RoundsDirectory, RunRecord]:
@@ -354,112 +340,29 @@ def test_seeds_of_purposes() -> None:
     assert len({seed_for(seed, f"round {number}") for seed in range(5) for number in range(20)}) == 100
 
 
-def rollout(problem: str, sample: int) -> Rollout:
-    return Rollout(problem, sample, (1, 2), (3, 0), (True, True), (-0.1, None), "x", 0.5, True, True, 0, ((1, 0.5),))
+class Learns(SFT):
+    """Trains nothing, and keeps what it was given."""
+
+    def train(self, work: Training) -> Policy:
+        self.__dict__["given"] = work
+        return Policy("trained")
 
 
-def comparison(problem: str) -> Comparison:
-    return Comparison(problem, (1,), (2,), (3, 0), (4, 0), "a", "b", 1.0, 0.0)
+def test_checkpoints_stay_until_the_end_is_written(policy_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    policy, algorithm, ended = Policy(str(policy_model)), Learns(), list[Policy]()
+    training = Training(None, (), (), policy, policy, None, tmp_path, 0, Sampling(), Precision(), "cpu")
 
+    def fails(_: Policy) -> None:
+        raise CannotWrite("no room")
 
-def problems(count: int) -> list[Problem]:
-    return [Problem(f"p{number}", "?") for number in range(count)]
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(0, 3), max_size=8))
-def test_rows_are_grouped_as_they_come(counts: list[int]) -> None:
-    asked = problems(len(counts))
-    rows = [[rollout(each.id, sample) for sample in range(many)] for each, many in zip(asked, counts, strict=True)]
-    assert list(by_problem((row for some in rows for row in some), asked)) == rows
-
-
-def test_rows_come_on_as_soon_as_a_problem_is_whole() -> None:
-    seen = []
-
-    def produce() -> object:
-        for number in range(3):
-            seen.append(number)
-            yield rollout(f"p{number}", 0)
-
-    found = by_problem(produce(), problems(3))  # type: ignore[arg-type]
-    next(found)
-    assert seen == [0, 1]
-
-
-@pytest.mark.parametrize("ids", [["p1", "p0"], ["q"]])
-def test_strange_rows_are_refused(ids: list[str]) -> None:
-    with pytest.raises(BadRows, match="none of this job's, or out of order"):
-        list(by_problem([rollout(each, 0) for each in ids], problems(2)))
-
-
-def shard(number: int, shards: int, *, whole_batches: bool = True) -> Step:
-    return Step(Phase.COLLECT, "Q#", "sums", "tiny", 0, number, shards, whole_batches=whole_batches)
-
-
-@settings(max_examples=40)
-@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.booleans())
-def test_shards_share_the_problems(count: int, shards: int, batch: int, whole_batches: bool) -> None:
-    parts = [shard_of(shard(each, shards, whole_batches=whole_batches), count, batch) for each in range(shards)]
-    assert sorted(item for part in parts for item in part.items) == list(range(count))
-    assert all(0 < len(some) <= batch for part in parts for some in part.batches)
-    if whole_batches:
-        assert sorted(some for part in parts for some in part.batches) == list(in_batches(count, batch).batches)
-    else:  # a version before wrote such files
-        assert [part.items for part in parts] == [tuple(range(count)[each::shards]) for each in range(shards)]
-
-
-Parts = list[tuple[Path, Shard]]
-
-
-def write(folder: Path, asked: list[Problem], rows: dict[str, list[Row]], shards: int, whole_batches: bool) -> Parts:
-    parts = []
-    for number in range(shards):
-        path = folder / f"{shards}-{number}.jsonl"
-        mine = shard_of(shard(number, shards, whole_batches=whole_batches), len(asked), 2)
-        path.write_text("".join(line_of(asked[item], rows[asked[item].id]) + "\n" for item in mine.items))
-        parts.append((path, mine))
-    return parts
-
-
-def test_a_round_reads_back_the_same_from_any_number_of_shards(tmp_path: Path) -> None:
-    asked = problems(7)
-    rows: dict[str, list[Row]] = {each.id: [rollout(each.id, 0), comparison(each.id)] for each in asked}
-    rows["p3"] = []
-    expected = tuple(row for each in asked for row in rows[each.id])
-    for shards in (1, 2, 3, 7):
-        for whole_batches in (True, False):
-            assert read_round(write(tmp_path, asked, rows, shards, whole_batches)) == expected
-
-
-def test_what_is_damaged_is_told(tmp_path: Path) -> None:
-    asked = problems(2)
-    ((path, two),) = write(tmp_path, asked, {each.id: [rollout(each.id, 0)] for each in asked}, 1, True)
-    with pytest.raises(BadRows, match=r"has 2 lines and should have 3; remove .*1-0\.json"):
-        read_round([(path, in_batches(3, 2))])
-    path.write_text(path.read_text().replace('"kind":"rollout"', '"kind":"thing"'))
-    with pytest.raises(BadRows, match="is damaged: KeyError"):
-        read_round([(path, two)])
-    with pytest.raises(BadRows, match="can't be read"):
-        read_round([(tmp_path / "none", two)])
-
-
-def test_a_line_that_has_changed_is_no_row(tmp_path: Path) -> None:
-    """Damage that keeps the size: JSON still, and another reward. Only what stands from there on is made again."""
-    asked = problems(4)
-    rows = {each.id: [rollout(each.id, 0)] for each in asked}
-    shard, path = in_batches(4, 2), tmp_path / "00000.jsonl"
-    with ShardFile(path, shard, sealed=True) as file:
-        for batch in file.todo:
-            file.append([line_of(asked[place], rows[asked[place].id]) for place in batch])
-    expected = tuple(row for each in asked for row in rows[each.id])
-    assert read_round([(path, shard)]) == expected
-    first, *others, last = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([first, *others, last.replace(b'"reward":', b'"reword":')]))
-    with pytest.raises(BadRows, match=r"line 4 is incomplete or has changed; remove .*00000\.json and start the same"):
-        read_round([(path, shard)])
-    with ShardFile(path, shard, sealed=True) as file:
-        assert file.todo == ((2, 3),)
+    with pytest.raises(CannotWrite):
+        run_training(algorithm, training, DistEnv.single(), {"policy": policy}, fails)
+    assert (tmp_path / "checkpoints").exists()
+    run_training(algorithm, training, DistEnv.single(), {"policy": policy}, ended.append)
+    assert ended == [Policy("trained")] and not (tmp_path / "checkpoints").exists()
+    given = algorithm.__dict__["given"]
+    assert given.digests == {"policy": policy.sha256} and given.device == "cpu"
 
 
 def test_the_version_of_vllm_is_that_of_the_python_that_runs_it(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -192,6 +192,24 @@ class DistEnv:
         holder = [value]
         dist.broadcast_object_list(holder, src=0)
         return holder[0]
+
+    def from_main(self, make: Callable[[], T]) -> T:
+        """What the main process makes, in every process. A GpuherdError of making it is raised in the main process, and
+        ends the others by its exit code (SystemExit) without a word: they would wait for it forever, and one says it.
+        """
+        made: T | None = None
+        problem: GpuherdError | None = None
+        if self.is_main:
+            try:
+                made = make()
+            except GpuherdError as error:
+                problem = error
+        found, code = self.broadcast((made, None if problem is None else int(problem.exit_code)))
+        if problem is not None:
+            raise problem
+        if code is not None:
+            raise SystemExit(code)
+        return found  # type: ignore[return-value]
 
     def barrier(self) -> None:
         """Waits until all processes have come here."""

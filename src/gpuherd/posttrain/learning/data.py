@@ -9,21 +9,27 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import BadModel, MissingModel, UsageError, usage_named
 from gpuherd.models.memory.training_job import Method
+from gpuherd.posttrain.data.chat import refuse_without_template
 from gpuherd.posttrain.data.dataset import first_problems
 from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.preference_rows import Conversation
+from gpuherd.posttrain.data.registry import is_task, make_task
 from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.envs.registry import SingleTurn
 from gpuherd.posttrain.envs.registry import make_environments as make
-from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.settings import BACKEND, TrainSettings
 from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.rollout.lengths import Texts
+from gpuherd.posttrain.runs.folder import TrainDirectory
+from gpuherd.posttrain.runs.rows import collect_rows, read_round
 from gpuherd.posttrain.types import (
     Algorithm,
     BackendName,
@@ -37,31 +43,35 @@ from gpuherd.posttrain.types import (
     Split,
     Task,
 )
-from gpuherd.runs.files import write_file
+from gpuherd.runs.shards import in_batches
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.dist_env import DistEnv
     from gpuherd.posttrain.envs.interface import Environments
+    from gpuherd.posttrain.preference.tokens import Writing
     from gpuherd.posttrain.rollout.sampler import RolloutBackend
+
+logger = logging.getLogger(__name__)
 
 
 def make_environments(where: str, told: EnvironmentOptions, device: str) -> Environments:
     """The environments of a block. Raises UsageError, naming it, and what reading problems raises."""
-    try:
+    with usage_named(f"{where}: "):
         return make(replace(told, task=replace(told.task, device=device)))
-    except UsageError as problem:
-        raise UsageError(f"{where}: {problem}") from None
 
 
 def problems_of(source: Environments | Task, where: str, split: Split, count: int | None, seed: int) -> list[Problem]:
     """The first problems of a split. Raises UsageError, naming the block, where there are not so many, or none."""
-    try:
+    with usage_named(f"{where}: "):
         found = list(source.problems(split, count, seed))
-    except UsageError as problem:
-        raise UsageError(f"{where}: {problem}") from None
     if not found:
         raise UsageError(f"{where}: there is no problem")
     return found
+
+
+def training_problems(settings: TrainSettings, source: Environments | Task) -> list[Problem]:
+    """Those that are trained on. Raises as ``problems_of``."""
+    return problems_of(source, "policy_env", Split.TRAIN, settings.problems, settings.sampling.seed)
 
 
 class EnvironmentTask:
@@ -127,10 +137,8 @@ def evaluated_on(algorithm: Algorithm, environments: Environments, where: str) -
 
 
 def _asked(algorithm: Algorithm, task: Task, where: str) -> Task:
-    try:
+    with usage_named(f"{where}: "):
         return algorithm.evaluated(task)
-    except UsageError as problem:
-        raise UsageError(f"{where}: {problem}") from None
 
 
 def _refuse_turns(algorithm: Algorithm, environments: Environments, where: str) -> None:
@@ -235,79 +243,112 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
     return next(each for each in names if each not in taken)
 
 
-logger = logging.getLogger(__name__)
-
-
 def rows_of(
     settings: TrainSettings,
     algorithm: Algorithm,
     environments: Environments | None,
     folder: TrainDirectory,
     world: DistEnv,
-    device: str,
+    stopping: Callable[[], bool] | None = None,
 ) -> list[Row]:
     """What an algorithm learns from that is there before it begins; [] of one that collects nothing.
 
-    Raises UsageError, and what reading files raises.
+    Raises UsageError, and what reading files raises; Stopped, as ``collect_rows``.
     """
     if not algorithm.collects:
         return []
     if environments is not None:
-        return _answered(settings, algorithm, environments, folder, world, device)
-    return _preferences(settings) if learns_from_pairs(algorithm) else _demonstrations(settings, algorithm, device)
+        return _answered(settings, algorithm, environments, folder, world, stopping)
+    found = of_file(settings, algorithm, world.device)
+    logger.info("learning from %s", found.texts.source)
+    return found.rows()
 
 
-def _preferences(settings: TrainSettings) -> list[Row]:
-    """The comparisons of a file of preferences. Raises UsageError, BadQuestions and MissingQuestions."""
-    from gpuherd.posttrain.preference.data import read_preferences
-    from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
+@dataclass(frozen=True, slots=True)
+class FileData:
+    """What ``training.data_file`` holds.
 
-    read = read_preferences(file_of(settings), limit=settings.problems)
-    if (told := read.refusals()) is not None:
-        logger.warning("%s", told)
-    writing = Writing(load_tokenizer(settings.base), chat=settings.sampling.use_chat_template)
-    return list(writing.comparisons(read.pairs))
+    Attributes:
+        texts: of all that is learnt from.
+        rows: makes of it what algorithms learn from.
+    """
 
-
-def _demonstrations(settings: TrainSettings, algorithm: Algorithm, device: str) -> list[Row]:
-    """The answers to imitate: of all rows of a file or data set, or of a task's training problems, those that it holds
-    out among them, as rollouts. Raises UsageError, and what reading raises."""
-    from gpuherd.posttrain.data.registry import is_task, make_task
-    from gpuherd.posttrain.preference.data import read_demonstrations
-    from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-
-    file = file_of(settings)
-    if not is_task(file):
-        read = read_demonstrations(file, limit=settings.problems)
-        if (told := read.refusals()) is not None:
-            logger.warning("%s", told)
-        logger.info("learning from %s", read.sentence)
-        writing = Writing(load_tokenizer(settings.base), chat=settings.sampling.use_chat_template)
-        return [writing.imitation(each) for each in read.shown]
-    task = make_task(file, TaskOptions(device=device))
-    policy = Policy(settings.model)
-    try:
-        problems = all_but_test(task, settings.problems, settings.sampling.seed)
-        logger.info("learning from %s: %d training problems", file, len(problems))
-        work = Collecting(task, problems, policy, policy, 0, settings.sampling, settings.precision, device)
-        return list(algorithm.collect(work))
-    finally:
-        task.close()
+    texts: Texts
+    rows: Callable[[], list[Row]]
 
 
-def all_but_test(task: Task, count: int | None, seed: int) -> list[Problem]:
-    """The first problems of a task that are not in its test: nothing is chosen by what it holds out while one policy
-    is trained. Raises UsageError where there are not so many."""
-    problems = [*task.problems(Split.TRAIN, None, seed)]
-    with suppress(UsageError):  # a task may hold nothing out
-        problems += task.problems(Split.HELDOUT, None, seed)
-    return first_problems(problems, count, seed, f"{task.name}, train")
+def of_file(settings: TrainSettings, algorithm: Algorithm, device: str = "cpu") -> FileData:
+    """What is learnt from of a file: preferences, or answers to imitate, of all rows of a file or data set, or of a
+    task's training problems, those that it holds out among them.
+
+    Raises UsageError, BadQuestions and MissingQuestions, and what reading tasks raises.
+    """
+    from gpuherd.posttrain.preference.data import read_demonstrations, read_preferences
+
+    file = settings.data_file
+    assert file is not None  # noqa: S101 - what has no environment has a file
+
+    def writing() -> Writing:
+        from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
+
+        return Writing(load_tokenizer(settings.base), chat=settings.sampling.use_chat_template)
+
+    if learns_from_pairs(algorithm):
+        preferred = read_preferences(file, limit=settings.problems)
+        said = _joined(f"{len(preferred.pairs)} preferences of {file}", preferred.refusals())
+        prompts = [
+            each.prompt if isinstance(each.prompt, str) else "\n\n".join(text for _, text in each.prompt)
+            for each in preferred.pairs
+        ]
+        answers = [text for each in preferred.pairs for text in (each.chosen, each.rejected)]
+        return FileData(Texts(prompts, answers, 1, said), lambda: list(writing().comparisons(preferred.pairs)))
+    if is_task(file):
+        return _of_task(settings, algorithm, file, device)
+    if getattr(algorithm.options, "filter_low_reward", False):
+        raise UsageError(
+            f"sft.filter_low_reward: the rows of {file} are scored by nothing; leave it out, or name a task by "
+            "training.data_file"
+        )
+    read = read_demonstrations(file, limit=settings.problems)
+    if any(isinstance(each.example, Conversation) for each in read.shown):
+        _check_template(settings.base, file)
+    pairs = [pair for each in read.shown for pair in each.pairs]
+    texts = Texts(
+        [prompt for prompt, _ in pairs], [answer for _, answer in pairs], 1, _joined(read.sentence, read.refusals())
+    )
+    return FileData(texts, lambda: list(map(writing().imitation, read.shown)))
 
 
-def file_of(settings: TrainSettings) -> str:
-    """``training.data_file``, of a training that learns from one."""
-    assert settings.data_file is not None  # noqa: S101 - the caller has looked
-    return settings.data_file
+def _joined(*said: str | None) -> str:
+    return "; ".join(filter(None, said))
+
+
+def _of_task(settings: TrainSettings, algorithm: Algorithm, name: str, device: str) -> FileData:
+    with closing(make_task(name, TaskOptions(device=device))) as task:
+        problems = [*task.problems(Split.TRAIN, None, settings.sampling.seed)]
+        # Nothing is chosen by what it holds out while one policy is trained; and a task may hold nothing out.
+        with suppress(UsageError):
+            problems += task.problems(Split.HELDOUT, None, settings.sampling.seed)
+        problems = first_problems(problems, settings.problems, settings.sampling.seed, f"{task.name}, train")
+        said = f"{len(problems)} training problems of {task.name}; its test is left out"
+
+    def rows() -> list[Row]:
+        policy = Policy(settings.model)
+        with closing(make_task(name, TaskOptions(device=device))) as task:
+            work = Collecting(task, problems, policy, policy, 0, settings.sampling, settings.precision, device)
+            return list(algorithm.collect(work))
+
+    answers = [each.answers[0] for each in problems if each.answers]
+    return FileData(Texts([each.prompt for each in problems], answers, 1, said), rows)
+
+
+def _check_template(model: str, file: str) -> None:
+    """Raises UsageError for conversations and a model without a chat template, where its files can be read."""
+    from gpuherd.models.load.identity import model_files
+
+    # Of a model that is not there planning or loading tells.
+    with suppress(MissingModel, BadModel), usage_named(f"training.data_file: {file} holds conversations: "):
+        refuse_without_template(model_files(model).tokenizer_folder, model)
 
 
 def _answered(
@@ -316,53 +357,69 @@ def _answered(
     environments: Environments,
     folder: TrainDirectory,
     world: DistEnv,
-    device: str,
+    stopping: Callable[[], bool] | None,
 ) -> list[Row]:
     """What the policy, as it comes (or a teacher), does in the environment: sampled once and kept in ``rows.jsonl``;
-    every process samples its share. Of comparisons the best and the worst of each problem.
+    every process samples its share of each batch. Of comparisons the best and the worst of each problem.
 
-    Raises UsageError where it can't learn from episodes of several turns, or no problem has two unlike answers.
+    Raises UsageError where it can't learn from episodes of several turns, no problem has two unlike answers, or other
+    problems were answered before.
     """
     task_of(algorithm, environments)
-    kept = world.broadcast(_read(folder.rows) if world.is_main else None)
-    if kept is None:
-        kept = _rolled(settings, algorithm, environments, world, device)
-        if world.is_main:
-            write_file(folder.rows, "".join(f"{json.dumps(each.to_dict())}\n" for each in kept).encode())
-    return compared(kept) if learns_from_pairs(algorithm) else list(kept)
-
-
-def _rolled(
-    settings: TrainSettings, algorithm: Algorithm, environments: Environments, world: DistEnv, device: str
-) -> list[Rollout]:
-    problems = problems_of(environments, "policy_env", Split.TRAIN, settings.problems, settings.sampling.seed)
-    options = algorithm.options
-    samples = options.samples_per_example if hasattr(options, "samples_per_example") else options.samples_per_prompt
-    policy = Policy(algorithm.collected_from or settings.model)
-    mine: Sequence[Problem] = world.share(problems)
-    made: list[Rollout] = []
-    if mine:
-        with _answering(settings, policy, world, device) as sampler:
-            made = roller(settings, environments)(sampler, mine, samples, "collected")
-    found = {(each.problem, each.sample): each for share in world.gather(made) for each in share}
-    return [found[problem.id, sample] for problem in problems for sample in range(samples)]
+    answers = world.from_main(lambda: _of_an_earlier_version(folder.rows))
+    if answers is None:
+        problems = training_problems(settings, environments)
+        ids = [each.id for each in problems]
+        if len(set(ids)) < len(ids):
+            raise UsageError("policy_env: two problems have one id")
+        shard = in_batches(len(problems), settings.sampling.batch_size * world.size)
+        with _asking(settings, algorithm, environments, world.device) as ask:
+            collect_rows(folder.rows, shard, problems, ask, world=world, stopping=stopping)
+        rows = world.from_main(lambda: read_round([(folder.rows, shard)]))
+        answers = [each for each in rows if isinstance(each, Rollout)]
+        if list(dict.fromkeys(each.problem for each in answers)) != ids:
+            raise UsageError(
+                f"{folder.rows} has the answers to other problems than policy_env has now; put these back, or choose "
+                "another --output"
+            )
+    return compared(answers) if learns_from_pairs(algorithm) else list(answers)
 
 
 @contextmanager
-def _answering(settings: TrainSettings, policy: Policy, world: DistEnv, device: str) -> Iterator[RolloutBackend]:
-    """A policy in memory, or in vLLM's; that ends with the block."""
-    if settings.backend is BackendName.VLLM:
-        from gpuherd.posttrain.rollout.vllm import VllmSampler
+def _asking(
+    settings: TrainSettings, algorithm: Algorithm, environments: Environments, device: str
+) -> Iterator[Callable[[Sequence[Problem]], list[Rollout]]]:
+    """What answers some problems. Its model is loaded when it is first asked; a vLLM ends with the block."""
+    options = algorithm.options
+    samples = options.samples_per_example if hasattr(options, "samples_per_example") else options.samples_per_prompt
+    policy, rolled = Policy(algorithm.collected_from or settings.model), roller(settings, environments)
+    with ExitStack() as stack:
 
-        by_vllm = VllmSampler(policy, settings.precision, world.device, settings.sampling, key=BACKEND)
-        try:
-            yield by_vllm
-        finally:
-            by_vllm.release()
-    else:
-        from gpuherd.posttrain.rollout.sampler import Sampler
+        @cache
+        def sampler() -> RolloutBackend:
+            if settings.backend is BackendName.VLLM:
+                from gpuherd.posttrain.rollout.vllm import VllmSampler
 
-        yield Sampler(policy, settings.precision, device, settings.sampling)
+                vllm = VllmSampler(policy, settings.precision, device, settings.sampling, key=BACKEND)
+                stack.callback(vllm.release)
+                return vllm
+            from gpuherd.posttrain.rollout.sampler import Sampler
+
+            return Sampler(policy, settings.precision, device, settings.sampling)
+
+        yield lambda problems: rolled(sampler(), problems, samples, "collected")
+
+
+def _of_an_earlier_version(path: Path) -> list[Rollout] | None:
+    """The rollouts of a file with a line each, which earlier versions wrote as a whole; None of a file with a line a
+    problem, and where there is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    if not text.startswith('{"problem": '):  # as ``line_of`` has it there is no blank
+        return None
+    return [Rollout.from_dict(json.loads(line)) for line in text.splitlines()]
 
 
 def compared(rollouts: Sequence[Rollout]) -> list[Row]:
@@ -377,11 +434,3 @@ def compared(rollouts: Sequence[Rollout]) -> list[Row]:
             f"policy_env: all answers to each of {len(groups)} problems earned the same; there is nothing to compare"
         )
     return list(found)
-
-
-def _read(path: Path) -> list[Rollout] | None:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    return [Rollout.from_dict(json.loads(line)) for line in text.splitlines()]

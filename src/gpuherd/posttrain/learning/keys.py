@@ -1,4 +1,5 @@
-"""The keys of ``gpuherd train``'s file: a table of names for the options that ``gpuherd posttrain`` has too.
+"""The keys of ``gpuherd train``'s file: a table of names for the options that ``gpuherd posttrain`` has too, and how a
+file is read by it.
 
 Most keys are MRLM's names for options of an algorithm, of draws or of steps: type, default and range are those of the
 option that the table names. An algorithm's own block (``grpo:``) takes every option of its class by the option's name,
@@ -9,16 +10,21 @@ algorithm; ``settings`` makes something of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import UsageError, usage_named
 from gpuherd.posttrain.algos.registry import algorithm_class, algorithms
+from gpuherd.posttrain.config.typed import read, read_keys
+from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.engine.options import MOST_SEED, Lora, StepOptions, Strategy
+from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.types import Algorithm, BackendName, Sampling
-from gpuherd.runs.records import field_types
+from gpuherd.runs.records import field_types, jsonable
 
 Dtype = Literal["auto", "float32", "fp32", "bfloat16", "bf16", "float16", "fp16"]
 Range = tuple[Callable[[float], bool], str]
@@ -40,7 +46,8 @@ class Key:
 
     Attributes:
         name: within its block.
-        to: the option that it stands for, after the class that has it (``options``: the algorithm's).
+        to: the option that it stands for, after the class that has it (``options``: the algorithm's; ``train``:
+            ``TrainSettings``; ``where``, ``watching``, ``sampling``, ``steps``, ``lora``).
         kind, default: annotation and default, where they aren't the option's.
         right: what a number must be, where the option's class doesn't check it.
         free: it changes no result: a training that goes on may have another.
@@ -58,11 +65,11 @@ class Key:
 
 BLOCKS: Mapping[str, tuple[Key, ...]] = {
     "": (
-        Key("experiment_name", kind=str, default="training"),
+        Key("experiment_name", "train.experiment_name", kind=str, default="training"),
         Key("description", kind=str, default="", free=True),
         Key("tags", kind=tuple[str, ...], default=(), free=True),
-        Key("output_dir", kind=str | None, default=None, free=True),
-        Key("callbacks", kind=tuple[str, ...], default=(), free=True),  # as rounds have them (``engine.callbacks``)
+        Key("output_dir", "train.output_dir", kind=str | None, default=None, free=True),
+        Key("callbacks", "watching.callbacks", kind=tuple[str, ...], default=(), free=True),
         Key("engine", kind=Any, default=None, free=True),  # as ``engines.block`` reads it, for the command line
     ),
     "training": (
@@ -71,8 +78,8 @@ BLOCKS: Mapping[str, tuple[Key, ...]] = {
         Key("num_iterations", "options.max_steps", right=_FROM_1),
         Key("batch_size", kind=int, default=32, right=_FROM_1),
         Key("mini_batch_size", kind=int | None, default=None, right=_FROM_1),
-        Key("gradient_accumulation_steps", kind=int, default=1, right=_FROM_1, free=True),
-        Key("micro_batch_size", kind=int | None, default=None, right=_FROM_1, free=True),
+        Key("gradient_accumulation_steps", "train.accumulation", kind=int, default=1, right=_FROM_1, free=True),
+        Key("micro_batch_size", "train.micro_batch", kind=int | None, default=None, right=_FROM_1, free=True),
         Key("learning_rate", "options.lr", default=None),
         Key("max_grad_norm", "options.grad_clip"),
         Key("optimizer", "options.optimizer"),
@@ -84,12 +91,15 @@ BLOCKS: Mapping[str, tuple[Key, ...]] = {
         Key("warmup_steps", "options.warmup_steps", right=_FROM_0),
         Key("num_rollouts_per_iteration", kind=int, default=128, right=_FROM_1),
         Key("max_episode_length", kind=int, default=512, right=_FROM_1),
-        Key("eval_every", kind=int, default=10, right=(lambda value: value >= 0, "0 for never, or 1 and above")),
-        Key("eval_episodes", kind=int, default=10, right=_FROM_1),
-        Key("save_every", kind=int, default=10, right=_FROM_1, free=True),
+        Key(
+            "eval_every", "train.eval_every", kind=int, default=10,
+            right=(lambda value: value >= 0, "0 for never, or 1 and above"),
+        ),
+        Key("eval_episodes", "train.eval_episodes", kind=int, default=10, right=_FROM_1),
+        Key("save_every", "watching.save_every", kind=int, default=10, right=_FROM_1, free=True),
         Key("save_total_limit", kind=int | None, default=None, right=_FROM_1, free=True),
         Key("checkpoint_dir", kind=Any, default=None, refused=_ONE_FOLDER),
-        Key("log_every", kind=int, default=1, right=_FROM_1, free=True),
+        Key("log_every", "watching.log_every", kind=int, default=1, right=_FROM_1, free=True),
         Key("log_dir", kind=Any, default=None, refused=_ONE_FOLDER),
         Key("use_tensorboard", kind=bool, default=False, free=True),
         Key("wandb_project", kind=str | None, default=None, free=True),
@@ -102,7 +112,7 @@ BLOCKS: Mapping[str, tuple[Key, ...]] = {
         Key("seed", "sampling.seed", right=_SEED),
         Key("use_fp16", kind=bool, default=False),
         Key("use_bf16", kind=bool, default=False),
-        Key("data_file", kind=str | None, default=None),
+        Key("data_file", "train.data_file", kind=str | None, default=None),
         Key("max_problems", kind=int | None, default=None, right=_FROM_1),
         Key("dynamic_batch_size", "steps.dynamic_batch_size", free=True),
         Key("clear_cache_interval", "steps.clear_cache_interval", right=_FROM_1, free=True),
@@ -144,12 +154,12 @@ BLOCKS: Mapping[str, tuple[Key, ...]] = {
     "distributed": (
         Key("enabled", kind=bool | None, default=None, free=True),
         Key("backend", kind=Literal["nccl", "gloo"] | None, default=None, free=True),
-        Key("num_gpus", kind=int | None, default=None, free=True),
-        Key("gpu_ids", kind=tuple[int, ...] | None, default=None, free=True),
-        Key("num_nodes", kind=int, default=1, free=True),
-        Key("node_rank", kind=int, default=0, free=True),
-        Key("master_addr", kind=str, default="localhost", free=True),
-        Key("master_port", kind=int | None, default=None, free=True),
+        Key("num_gpus", "where.num_gpus", kind=int | None, default=None, free=True),
+        Key("gpu_ids", "where.gpu_ids", kind=tuple[int, ...] | None, default=None, free=True),
+        Key("num_nodes", "where.nnodes", kind=int, default=1, free=True),
+        Key("node_rank", "where.node_rank", kind=int, default=0, free=True),
+        Key("master_addr", "where.master_addr", kind=str, default="localhost", free=True),
+        Key("master_port", "where.master_port", kind=int | None, default=None, free=True),
         Key("strategy", kind=Literal["single", "ddp", "fsdp", "deepspeed"], default=Strategy.DDP.value, free=True),
         Key("fsdp_sharding_strategy", "steps.fsdp_sharding_strategy", free=True),
         Key("fsdp_cpu_offload", "steps.fsdp_cpu_offload", free=True),
@@ -174,16 +184,18 @@ ROUNDS: Mapping[str, str] = {
     },
 }
 
+_AUTOCAST = {"bf16": "use_bf16", "bfloat16": "use_bf16", "fp16": "use_fp16", "float16": "use_fp16"}
+# Keys of an environment that say where its server is; there is none.
+_SERVED = {"mode": Literal["server", "client"] | None, "remote": bool, "server_address": str | None}
+_OF_TASK = ("reward_model", "reward", "reward_timeout")
 # Options that this command sets by other keys, or that mean something in rounds alone.
 _SET = {"online", "source", "pairing", "max_tries", "all_rounds", "save_every", "epochs", "batch_size", "lora", "betas"}
 
 
 def trained_by(name: str) -> type[Algorithm]:
     """The algorithm of ``training.algorithm``. Raises UsageError for one that there isn't, or that trains no policy."""
-    try:
+    with usage_named(f"training.algorithm={name}: "):
         kind: type[Algorithm] = algorithm_class(name)
-    except UsageError as problem:
-        raise UsageError(f"training.algorithm={name}: {problem}") from None
     if kind.guided:
         possible = ", ".join(block_of(each) for each in algorithms().values() if not each.guided)
         raise UsageError(
@@ -277,3 +289,204 @@ def is_free(key: str, kind: type[Algorithm]) -> bool:
     if block in ENVIRONMENTS:
         return name == "reward_timeout"
     return any(each.free for each in tables_of(kind)[block] if each.name == name)
+
+
+# ---- a file, read by the table
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A file as it was read.
+
+    Attributes:
+        keys: all keys in full, with typed values, defaults where the file has none; environments as they are made.
+        options: of the algorithm, as far as keys stand for them.
+        named: the key of each of these options.
+    """
+
+    keys: dict[str, Any]
+    options: dict[str, Any]
+    named: Mapping[str, str]
+
+
+def read_file(values: Mapping[str, Any]) -> tuple[type[Algorithm], Given]:
+    """The algorithm of a file, and its keys by the table. Raises UsageError, which names the key."""
+    possible = {block_of(each): each for each in algorithms().values() if not each.guided}
+    values = _by_block(values, possible)
+    _of_rounds(values)
+    training = values.get("training")
+    said = training.get("algorithm") if isinstance(training, Mapping) else None
+    kind = trained_by("ppo" if said is None else str(said))
+    _move(values, _spellings(kind))
+    top = {key.name: key.kind for key in BLOCKS[""]}
+    blocks = dict.fromkeys((*filter(None, BLOCKS), *ENVIRONMENTS, *possible), Any)
+    read_keys({**top, **blocks}, values, "", all_keys(kind))
+    values[""] = {name: each for name, each in values.items() if name in top}
+    found = _blocks(kind, values, tuple(tables_of(kind)))
+    for name, other in possible.items():
+        if other is not kind and values.get(name) is not None:  # looked at, and of no use
+            _move(alone := {name: values[name]}, _spellings(other))
+            options, named = _options(other, _blocks(other, alone, tuple(alone)), tuple(alone))
+            read(other.Options, options, name, named)
+    _whole_steps(kind, values.get("training"), found)
+    environments = [] if values.get("eval_envs") is None else values["eval_envs"]
+    if not isinstance(environments, list | tuple):
+        raise UsageError(f"eval_envs={environments}: it should be a list")
+    told = values.get("policy_env")
+    found["policy_env"] = None if told is None else read_environment("policy_env", told, "client")
+    found["eval_envs"] = tuple(
+        read_environment(f"eval_envs[{number}]", each, "server") for number, each in enumerate(environments)
+    )
+    return kind, Given(found, *_options(kind, found, tuple(tables_of(kind))))
+
+
+def _by_block(values: Mapping[str, Any], kinds: Mapping[str, type[Algorithm]]) -> dict[str, Any]:
+    """A file's values, copied, with each algorithm's block under the algorithm's own name, whatever its spelling.
+    Raises UsageError for a block that is there twice."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        block = str(name)
+        if block not in (*BLOCKS, *ENVIRONMENTS, *kinds):
+            with suppress(UsageError):
+                block = block_of(algorithm_class(block))
+        if block in found:
+            raise UsageError(f"the block {block} is there twice, as {name} too; keep one")
+        found[block] = dict(value) if isinstance(value, Mapping) else value
+    return found
+
+
+def _move(values: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Puts what is said by other names (``rloo.lr``) under the table's. Raises UsageError where both are there."""
+    for other, key in names.items():
+        block, _, name = other.partition(".")
+        if isinstance(told := values.get(block), dict) and name in told:
+            at, _, last = key.partition(".")
+            there = values[at] = {} if values.get(at) is None else values[at]
+            if not isinstance(there, dict) or last in there:
+                raise UsageError(f"{other} and {key} are the same key; keep one")
+            there[last] = told.pop(name)
+
+
+def _of_rounds(values: dict[str, Any]) -> None:
+    """Puts what is said by the names of rounds under the table's. Raises UsageError."""
+    names = dict(ROUNDS)
+    if isinstance(told := values.get("system"), dict) and (amp := told.pop("amp_dtype", None)) is not None:
+        if amp not in _AUTOCAST:
+            raise UsageError(f"system.amp_dtype={amp}: it is one of {', '.join(_AUTOCAST)}")
+        told["amp_dtype"], names["system.amp_dtype"] = True, f"training.{_AUTOCAST[amp]}"
+    _move(values, names)
+    for block in ("system", "generation"):
+        known = [key.partition(".")[2] for key in ROUNDS if key.startswith(f"{block}.")]
+        read_keys(dict.fromkeys(known, Any), values.pop(block, {}), block)  # refuses what rounds alone know
+
+
+def _spellings(kind: type[Algorithm]) -> dict[str, str]:
+    """The options by their own names, in full, for which there is a key of another name, and that key."""
+    found = {"minibatch_size": "training.mini_batch_size"} if has_minibatches(kind) else {}
+    for block, table in tables_of(kind).items():
+        options = (key for key in table if key.to.startswith("options."))
+        found |= {key.to.partition(".")[2]: full_name(block, key) for key in options}
+    own, names = block_of(kind), {each.name for each in fields(kind.Options)}
+    return {f"{own}.{option}": key for option, key in found.items() if option in names and key != f"{own}.{option}"}
+
+
+def _blocks(kind: type[Algorithm], values: Mapping[str, Any], blocks: Sequence[str]) -> dict[str, Any]:
+    """The keys of these blocks in full. Raises UsageError."""
+    tables = tables_of(kind)
+    return {
+        key: each for block in blocks for key, each in _block(kind, block, tables[block], values.get(block)).items()
+    }
+
+
+def _block(kind: type[Algorithm], block: str, table: Sequence[Key], values: Any) -> dict[str, Any]:
+    """The keys of a block in full, those that aren't given at their defaults. Raises UsageError."""
+    known = {key.name: declared(kind, key) for key in table}
+    annotations = {name: each for name, (each, _) in known.items()}
+    found = read_keys(annotations, {} if values is None else values, block, all_keys(kind))
+    full = {}
+    for key in table:
+        name = full_name(block, key)
+        value = full[name] = found.get(key.name, known[key.name][1])
+        if value is MISSING:
+            raise UsageError(f"{name} is missing")
+        if key.right is not None and value is not None and not (-math.inf < value < math.inf and key.right[0](value)):
+            raise UsageError(f"{name}={value}; {key.right[1]}")
+        if key.refused is not None and value != key.default:
+            shown = "" if key.default is None or isinstance(value, bool) else f"={value}"
+            raise UsageError(f"{name}{shown}: {key.refused}")
+    return full
+
+
+def _whole_steps(kind: type[Algorithm], training: Any, keys: dict[str, Any]) -> None:
+    """Of an algorithm that learns from all rollouts of a step at once: so many are its batch. Raises UsageError for
+    another."""
+    if not kind.memory.generates or has_minibatches(kind):
+        return
+    rollouts = keys["training.num_rollouts_per_iteration"]
+    for name in ("mini_batch_size", "batch_size"):
+        if (told := (training or {}).get(name)) not in (None, rollouts):
+            raise UsageError(
+                f"training.{name}={told}: {block_of(kind)} learns from all {rollouts} rollouts of a step at once "
+                "(num_rollouts_per_iteration); leave it out"
+            )
+    keys["training.batch_size"] = rollouts
+
+
+def _options(
+    kind: type[Algorithm], keys: Mapping[str, Any], blocks: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The algorithm's options that keys of these blocks stand for, and the key of each."""
+    tables = tables_of(kind)
+    known = {each.name: each.default for each in fields(kind.Options)}
+    options: dict[str, Any] = {}
+    named: dict[str, str] = {}
+    for block in blocks:
+        for key in tables[block]:
+            option = key.to.removeprefix("options.")
+            if key.to == f"options.{option}" and option in known:
+                named[option] = full_name(block, key)
+                value = keys[named[option]]
+                if value is not None or known[option] is None or key.default is OPTION:
+                    options[option] = value  # null: the algorithm's own
+    return options, named
+
+
+def read_environment(where: str, values: Any, other: str) -> EnvironmentOptions:
+    """An environment of a block.
+
+    Args:
+        other: the ``mode`` that would be wrong here.
+
+    Raises UsageError, which names the key.
+    """
+    kinds = {
+        **field_types(EnvironmentOptions),
+        **{name: field_types(TaskOptions)[name] for name in _OF_TASK},
+        **_SERVED,
+    }
+    given = read_keys({name: each for name, each in kinds.items() if name not in ("only", "task")}, values, where)
+    if given.pop("remote", False) or given.pop("server_address", None) is not None:
+        raise UsageError(
+            f"{where}: environments behind a gRPC server are not reached from here; name one that runs here"
+        )
+    if given.pop("mode", None) == other:
+        what = (
+            ("the policy is trained in it", "server") if other == "client" else ("nothing is trained in it", "client")
+        )
+        raise UsageError(f"{where}.mode={other}: {what[0]}; leave it out, or say {what[1]}")
+    if given.get("env_type") == "custom" and given.get("custom_class") is None:
+        raise UsageError(f"{where}.custom_class is missing: the dotted name of an environment")
+    if given.get("env_type") != "custom" and (given.get("custom_class") is not None or given.get("custom_kwargs")):
+        raise UsageError(f"{where}.custom_class and custom_kwargs are for env_type custom")
+    if given.get("dataset") is None and given.get("problems") is None:
+        raise UsageError(f"{where}.dataset is missing: a task by name (arithmetic, gsm8k), or a file of problems")
+    if given.get("dataset") is not None and given.get("problems") is not None:
+        raise UsageError(f"{where}.problems and {where}.dataset are two sources of problems; keep one")
+    task = read(TaskOptions, {name: given.pop(name) for name in _OF_TASK if name in given}, where)
+    return read(EnvironmentOptions, {**given, "task": task}, where)
+
+
+def environment_keys(options: EnvironmentOptions) -> dict[str, Any]:
+    """The keys that ``read_environment`` makes equal options of."""
+    found = {name: each for name, each in jsonable(options).items() if name not in ("only", "task")}
+    return found | {name: getattr(options.task, name) for name in _OF_TASK}

@@ -1,56 +1,60 @@
 """``gpuherd train``: checks, takes GPUs, starts the training's processes and waits for them; or submits the training to
 a cluster's engine as one job, which may span several nodes, in a queue in its own folder.
 
-The processes have a session of their own: Ctrl-C comes to us alone, and is passed on as a file that they look for after
-each step, so that they end behind a checkpoint. A second one ends them at once. Should we be killed, they notice. What
-is stopped in a cluster, for want of time or to make room for others, waits again and resumes from its checkpoint.
+How processes are asked to stop, ``runs.launch`` says. What is stopped in a cluster, for want of time or to make room
+for others, waits again and resumes from its checkpoint.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gpuherd.batch.run import Taken, Waiter
 from gpuherd.engines import progress
 from gpuherd.engines.base import Placement
 from gpuherd.engines.options import for_this_machine
-from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, UsageError, printable
+from gpuherd.engines.registry import LOCAL, names
+from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
 from gpuherd.jobs import feasibility
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.monitor.display import display
-from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run import run_jobs
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.lm.backend import beyond_rounding
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus, node_gpus
-from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare, refuse_another
-from gpuherd.posttrain.learning.preflight import check_data, check_model, data_lengths, need_of, too_short
-from gpuherd.posttrain.learning.settings import TrainSettings, check_port, command, placed, read_settings
-from gpuherd.posttrain.rollout.lengths import Texts
-from gpuherd.posttrain.runs.launch import environment, job_environment
-from gpuherd.posttrain.runs.options import TrainOptions
+from gpuherd.posttrain.learning.prepare import (
+    begin,
+    check_data,
+    check_model,
+    data_lengths,
+    look_over,
+    need_of,
+    refuse_another,
+    too_short,
+)
+from gpuherd.posttrain.learning.settings import MODULE, TrainSettings, read_settings
+from gpuherd.posttrain.runs import launch
+from gpuherd.posttrain.runs.folder import TrainDirectory
+from gpuherd.posttrain.runs.options import TrainOptions, Where
 from gpuherd.posttrain.runs.plan import StepRequest
 
-_LOOK_S = 0.2
-_SHOW_AFTER_S = 2.0
-_GRACE_S = 10.0  # between SIGTERM and SIGKILL, for those who were asked twice
+# A failed job of a cluster ends as a training in the foreground does.
+_CODES = {
+    FailureClass.BAD_INPUT: ExitCode.BAD_INPUT,
+    FailureClass.MISSING: ExitCode.MISSING,
+    FailureClass.OUT_OF_MEMORY: ExitCode.OUT_OF_MEMORY,
+    FailureClass.CANNOT_WRITE: ExitCode.CANNOT_WRITE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,11 @@ class Plan:
             f"output: {self.folder.root}",
         ]
 
+    @property
+    def writes(self) -> bool:
+        """Whether the folder is this machine's business: it is the first one's."""
+        return self.settings.where.node_rank == 0
+
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
@@ -110,6 +119,23 @@ class Plan:
             "asks": self.asks,
             "never": self.never,
         }
+
+    @property
+    def job(self) -> Job:
+        """The training as a job of a cluster's queue. It is not tried again when it fails, as on this machine."""
+        told = self.settings
+        return Job(
+            name="train",
+            title=told.experiment_name,
+            argv=tuple(self.argv),
+            gpus=0 if told.on_cpu else told.here,
+            nodes=told.machines,
+            retries=0,
+            env=launch.job_environment(),
+            cwd=str(Path.cwd()),
+            result=str(self.folder.done),
+            identity="train",  # what else decides is looked at in the folder
+        )
 
 
 class TrainRun:
@@ -139,82 +165,71 @@ class TrainRun:
 
         Raises:
             UsageError: settings that are wrong, data that is not there, another training in the folder, a port in use.
-            JobCannotFit: it fits on no GPU here, with what would. NoGpuFree, NoSuchGpu.
-            MissingModel, BadModel, CannotWrite, QueueBusy.
+            JobCannotFit: it fits on no GPU, with what would. NoGpuFree, NoSuchGpu.
+            MissingModel, BadModel, CannotWrite, QueueBusy; what ``run_jobs`` raises.
         """
         told, folder = self._settings()
         self._refuse_other_engine(folder)
         if folder.done.exists() and folder.config.exists() and self.options.resume:
             refuse_another(folder, told)
             self.summary = folder.summary()
-            self._print([f"the training in {folder.root} has ended; nothing is left to do"])
+            self._print(f"the training in {folder.root} has ended; nothing is left to do")
             return ExitCode.OK
         told.steps(told.processes)  # raises UsageError where they don't divide a step
         if self._is_inside(told, folder):
             self.options = for_this_machine(self.options)
-        if self.options.engine != LOCAL:
-            return self._on_a_cluster(told, folder)
-        check_port(told)
+        plan, waiter = self._planned(told, folder)
+        here = plan.engine == LOCAL
+        if self.options.dry_run:
+            if not here:
+                dispatch = self.options.dispatch
+                (never,) = feasibility.never([plan.job], dispatch)
+                asks = feasibility.in_words(feasibility.would_ask(plan.job, dispatch))
+                self.plan = plan = replace(plan, asks=asks, never=never)
+                self._print(f"asks {plan.engine} for {asks}", *([] if never is None else [f"never: {never}"]))
+            self._print("nothing was started")
+            return ExitCode.OK if plan.never is None else ExitCode.FAILED
+        if plan.writes:
+            look_over(folder, told, resume=self.options.resume)
+        return self._here(plan, waiter) if here else self._there(plan)
+
+    def _planned(self, told: TrainSettings, folder: TrainDirectory) -> tuple[Plan, Waiter | None]:
+        """What would run, printed; and who takes the GPUs of this machine, where it needs some."""
+        engine = self.options.engine
+        here = engine == LOCAL
+        if here:
+            check_port(told)
         check_model(told)
         texts = check_data(told)
         short = too_short(told, texts)
-        waiter, need, on_cpu = self._waiter(told, texts)
-        plan = self._planned(told, folder, texts, short, need, on_cpu=on_cpu)
-        self._print(plan.lines())
-        if self.options.dry_run:
-            self._print(["nothing was started"])
-            return ExitCode.OK
-        first = told.where.node_rank == 0  # the folder is the first machine's business
-        if first:
-            look_over(folder, told, resume=self.options.resume)
-            folder.create_root()
-            DispatcherLock(folder.train_lock).close()  # raises QueueBusy before GPUs are waited for
-        taken = Taken() if waiter is None else waiter.take()
-        if first:
-            self._begin(told, folder, simulate=self.simulate and not told.on_cpu)
-        return self._ended(self._started(plan, taken), folder)
-
-    def _on_a_cluster(self, told: TrainSettings, folder: TrainDirectory) -> int:
-        """The same as one job of a cluster's engine, which finds GPUs and starts its machines."""
-        options, engine = self.options.dispatch, self.options.engine
-        need, unknown = None, None
-        check_model(told)
-        texts = check_data(told)
-        if not told.on_cpu:
-            cards, unknown = cards_there(options)
+        cards: Sequence[GpuSpec] | None = None
+        need: StepRequest | None = None
+        waiter: Waiter | None = None
+        unknown: str | None = None
+        if not told.on_cpu and here:
+            cards = self._gpus_here(told)
+        elif not told.on_cpu:
+            cards, unknown = self._gpus_there()
+        if cards is not None:
             need = need_of(told, cards, told.processes, data_lengths(told, texts))
-        plan = self._planned(told, folder, texts, too_short(told, texts), need, on_cpu=told.on_cpu)
-        job = job_of(told, plan.argv, folder)
-        self._print([*plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
-        if self.options.dry_run:
-            asks, never = engine_request(job, options)
-            self.plan = replace(plan, asks=asks, never=never)
-            reasons = [] if never is None else [f"never: {never}"]
-            self._print([f"asks {engine} for {asks}", *reasons, "nothing was started"])
-            return ExitCode.OK if never is None else ExitCode.FAILED
-        look_over(folder, told, resume=self.options.resume)
-        outcome = train_there(job, options, folder, lambda: self._begin(told, folder), self.console)
-        ended = "cancelled" if outcome.cancelled else "stopped" if outcome.waiting else None
-        return self._ended(code_of(outcome), folder, ended)
-
-    def _planned(
-        self,
-        told: TrainSettings,
-        folder: TrainDirectory,
-        texts: Texts | None,
-        short: str | None,
-        need: StepRequest | None,
-        *,
-        on_cpu: bool,
-    ) -> Plan:
-        engine, source = self.options.engine, "" if texts is None else texts.source
+            if here:
+                wanted = self.options.run_options(told.here, told.gpu_ids, need.memory_mb)
+                waiter = Waiter(wanted, self._print, self.settings)
+        on_cpu = cards is None or (here and self.simulate)
         argv = command(told, folder.root, on_cpu=on_cpu, engine=engine)
+        source = "" if texts is None else texts.source
         self.plan = Plan(told, folder, on_cpu, need, argv, engine, source=source, short=short)
-        return self.plan
+        self._print(*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"]))
+        return self.plan, waiter
 
-    def _begin(self, told: TrainSettings, folder: TrainDirectory, *, simulate: bool = False) -> None:
-        prepare(folder, told, resume=self.options.resume, simulate=simulate)
-        folder.stop.unlink(missing_ok=True)  # of a start before
+    def _settings(self) -> tuple[TrainSettings, TrainDirectory]:
+        options = self.options
+        file = options.config
+        if file is None:
+            assert options.output is not None  # noqa: S101 - TrainOptions has looked
+            file = str(TrainDirectory(options.output).config)
+        told = placed(read_settings(file, self.overrides), options.where, options.engine)
+        return told, told.directory(options.output)
 
     def _is_inside(self, told: TrainSettings, folder: TrainDirectory) -> bool:
         """Whether it runs in the engine's job that this is typed in. Raises as ``place_inside``."""
@@ -239,78 +254,89 @@ class TrainRun:
             with Queue(folder.queue) as queue:
                 refuse_other_engine(queue, folder, self.options.dispatch)
 
-    # --- steps --------------------------------------------------------------------------------------------------------
-
-    def _settings(self) -> tuple[TrainSettings, TrainDirectory]:
-        options = self.options
-        file = options.config
-        if file is None:
-            assert options.output is not None  # noqa: S101 - TrainOptions has looked
-            file = str(TrainDirectory(options.output).config)
-        told = placed(read_settings(file, self.overrides), options.where, options.engine)
-        return told, TrainDirectory.of(told, options.output)
-
-    def _waiter(self, told: TrainSettings, texts: Texts | None) -> tuple[Waiter | None, StepRequest | None, bool]:
-        """Who takes the GPUs, what is needed of each, and whether it computes on the CPU."""
-        here = told.here
-        if told.on_cpu:
-            return None, None, True
-        asked = self.options.run_options(here, told.gpu_ids, None)
+    def _gpus_here(self, told: TrainSettings) -> Sequence[GpuSpec] | None:
+        """This machine's GPUs; None where it has none and the CPU will do. Raises JobCannotFit, NoSuchGpu."""
         from gpuherd.jobs.gpu.watch import watch_for_plan
 
-        watch = watch_for_plan(asked.gpu_options(), self.settings)
+        here = told.here
+        watch = watch_for_plan(self.options.run_options(here, told.gpu_ids, None).gpu_options(), self.settings)
         if watch.problem is not None:
             if here > 1 or told.device == "cuda":
                 raise JobCannotFit(
                     f"{here} GPUs are asked for, and here are none ({watch.problem}); train on the CPU by --device cpu"
                 )
-            self._print([f"no GPUs: {watch.problem}; training on the CPU"])
-            return None, None, True
+            self._print(f"no GPUs: {watch.problem}; training on the CPU")
+            return None
         if len(watch.gpus) < here:
             raise JobCannotFit(f"{here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
-        need = need_of(told, idle_gpus(watch.gpus), told.processes, data_lengths(told, texts))
-        wanted = self.options.run_options(here, told.gpu_ids, need.memory_mb)
-        return Waiter(wanted, lambda sentence: self._print([sentence]), self.settings), need, self.simulate
+        return idle_gpus(watch.gpus)
 
-    def _started(self, plan: Plan, taken: Taken) -> int:
-        """The processes' exit code, or that of the signal by which we were asked to end."""
-        gpus = taken.gpus if taken.gpus or plan.on_cpu else None
-        told = environment(os.environ, gpus, os.getpid(), plan.settings.here)
-        with tempfile.TemporaryDirectory(prefix="gpuherd-train-") as place:
-            told.setdefault(progress.VARIABLE, str(Path(place) / "progress"))
-            try:
-                child = subprocess.Popen(
-                    plan.argv,
-                    env=told,
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # standard output is ours: with --json it is read by programs
-                    start_new_session=True,
-                    pass_fds=[lease.fd for lease in taken.leases],
-                )
-            except OSError as problem:
-                raise CannotWrite(f"can't start {plan.argv[0]}: {problem.strerror}") from None
-            try:
-                return _Watched(child, plan.folder, Path(told[progress.VARIABLE]), self.console).wait()
-            finally:
-                for lease in taken.leases:
-                    lease.close()
+    def _gpus_there(self) -> tuple[Sequence[GpuSpec], str | None]:
+        """The GPUs of a node, and why they aren't known where they aren't. Raises EngineMissing, EngineAway, and
+        UsageError for a --node-gpus that makes no sense."""
+        try:
+            return node_gpus(self.options.dispatch), None
+        except UsageError as problem:
+            if self.options.node_gpus is not None:
+                raise
+            return (), str(problem)
 
-    def _ended(self, code: int, folder: TrainDirectory, ended: str | None = None) -> int:
+    # --- the training at work -----------------------------------------------------------------------------------------
+
+    def _here(self, plan: Plan, waiter: Waiter | None) -> int:
+        """Takes GPUs, starts the processes and waits for them."""
+        if plan.writes:
+            plan.folder.create_root()
+            DispatcherLock(plan.folder.train_lock).close()  # raises QueueBusy before GPUs are waited for
+        taken = Taken() if waiter is None else waiter.take()
+        try:
+            if plan.writes:
+                self._begin(plan)
+            gpus = taken.gpus if taken.gpus or plan.on_cpu else None
+            given = launch.environment(os.environ, gpus, os.getpid(), plan.settings.here)
+            with tempfile.TemporaryDirectory(prefix="gpuherd-train-") as place:
+                given.setdefault(progress.VARIABLE, str(Path(place) / "progress"))
+                descriptors = [lease.fd for lease in taken.leases]
+                code = launch.run_watched(plan.argv, given, plan.folder.stop, descriptors, self.console)
+        finally:
+            for lease in taken.leases:
+                lease.close()
+        stopped = code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        return self._ended(code, plan.folder, "stopped" if stopped else None)
+
+    def _there(self, plan: Plan) -> int:
+        """The same as one job of a cluster's engine, which finds GPUs and starts its machines: handed over, or followed
+        where that was done before. Raises what ``run_jobs`` raises."""
+        with display(self.console) as shown:
+            outcome = run_jobs(
+                [plan.job], self.options.dispatch, plan.folder, before=lambda: self._begin(plan), display=shown
+            )
+        self._print(*(f"failed: {failure.sentence}" for failure in outcome.failures))
+        code: int = outcome.exit_code
+        if outcome.stopped_by is None and outcome.failures:
+            code = _CODES.get(outcome.failures[0].failure, ExitCode.FAILED)
+        stopped = outcome.waiting or code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        return self._ended(code, plan.folder, "cancelled" if outcome.cancelled else "stopped" if stopped else None)
+
+    def _begin(self, plan: Plan) -> None:
+        simulate = plan.engine == LOCAL and self.simulate and not plan.settings.on_cpu
+        begin(plan.folder, plan.settings, resume=self.options.resume, simulate=simulate)
+        plan.folder.stop.unlink(missing_ok=True)  # of a start before
+
+    def _ended(self, code: int, folder: TrainDirectory, ended: str | None) -> int:
         """Says how it ended. ``ended``: a word for an end that is no failure. Returns the exit code."""
         self.summary = folder.summary()
-        if ended is None and code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-            ended = "stopped"
         if code == ExitCode.OK and self.summary is not None:
             # The worker has said how long it took, and where the model is.
-            self._print([f"at the end: {last_figures(self.summary.get('last', {}))}"])
+            self._print(f"at the end: {last_figures(self.summary.get('last', {}))}")
         elif ended is not None:
             engine = "" if self.options.engine == LOCAL else f" --engine {self.options.engine}"
-            self._print([f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there"])
+            self._print(f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there")
         else:
-            self._print([f"the training has failed (exit code {code}); see {folder.run_log}"])
+            self._print(f"the training has failed (exit code {code}); see {folder.run_log}")
         return code
 
-    def _print(self, lines: Sequence[str]) -> None:
+    def _print(self, *lines: str) -> None:
         for line in lines:
             self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -328,120 +354,80 @@ def last_figures(last: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
 
 
-class _Watched:
-    """The processes at work: shows how far they are, and hands signals on."""
-
-    def __init__(self, child: subprocess.Popen[bytes], folder: TrainDirectory, told: Path, console: Console):
-        self._child, self._folder, self._told, self._console = child, folder, told, console
-        self._signal: int | None = None
-        self._kill_at: float | None = None
-
-    def wait(self) -> int:
-        """Until they have ended."""
-        before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
-        began = time.monotonic()
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
-        task = bar.add_task("starting", total=None)
-        shown = False
-        try:
-            while (code := self._child.poll()) is None:
-                if not shown and time.monotonic() - began > _SHOW_AFTER_S:
-                    bar.start()
-                    shown = True
-                now = progress.read(self._told)
-                if now is not None:
-                    bar.update(task, completed=now.done, total=now.total, description=printable(now.stage or "train"))
-                if self._kill_at is not None and time.monotonic() > self._kill_at:
-                    self._end(signal.SIGKILL)
-                time.sleep(_LOOK_S)
-        finally:
-            if shown:
-                bar.stop()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            if self._child.poll() is None:  # an error of ours
-                self._end(signal.SIGKILL)
-        if self._signal is not None and code != ExitCode.OK:
-            return ExitCode.INTERRUPTED if self._signal == signal.SIGINT else ExitCode.TERMINATED
-        return code if code >= 0 else 128 - code
-
-    def _take(self, number: int, _frame: object) -> None:
-        if self._signal is None:
-            self._signal = number
-            with suppress(OSError):
-                self._folder.stop.touch()
-            return
-        self._end(signal.SIGTERM)
-        self._kill_at = time.monotonic() + _GRACE_S
-
-    def _end(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, number)
+# ---- processes and machines
 
 
-# As a training in the foreground ends.
-_CODES = {
-    FailureClass.BAD_INPUT: ExitCode.BAD_INPUT,
-    FailureClass.MISSING: ExitCode.MISSING,
-    FailureClass.OUT_OF_MEMORY: ExitCode.OUT_OF_MEMORY,
-    FailureClass.CANNOT_WRITE: ExitCode.CANNOT_WRITE,
-}
+def placed(settings: TrainSettings, where: Where, engine: str = LOCAL) -> TrainSettings:
+    """The settings with what the command line says of GPUs over them, checked.
 
-
-def cards_there(options: DispatchOptions) -> tuple[tuple[GpuSpec, ...], str | None]:
-    """The GPUs of a node, and why they aren't known where they aren't. Raises EngineMissing, EngineAway, and UsageError
-    for a --node-gpus that makes no sense."""
-    try:
-        return node_gpus(options), None
-    except UsageError as problem:
-        if options.node_gpus is not None:
-            raise
-        return (), str(problem)
-
-
-def job_of(told: TrainSettings, argv: Sequence[str], folder: TrainDirectory) -> Job:
-    """The training as a job of a queue. It is not tried again when it fails, as in the foreground."""
-    return Job(
-        name="train",
-        title=told.experiment_name,
-        argv=tuple(argv),
-        gpus=0 if told.on_cpu else told.here,
-        nodes=told.machines,
-        retries=0,
-        env=job_environment(),
-        cwd=str(Path.cwd()),
-        result=str(folder.done),
-        identity="train",  # what else decides is looked at in the folder
-    )
-
-
-def engine_request(job: Job, options: DispatchOptions) -> tuple[str, str | None]:
-    """What the engine would be asked for, for people, and why it can never give it, None where it can. Raises as
-    ``Engine.check``."""
-    (never,) = feasibility.never([job], options)
-    return feasibility.in_words(feasibility.would_ask(job, options)), never
-
-
-def train_there(
-    job: Job, options: DispatchOptions, folder: TrainDirectory, begin: Callable[[], None], console: Console
-) -> Outcome:
-    """Hands it over, or follows it where that was done before, until it has ended.
+    ``--gpu-ids`` and ``--num-gpus`` stand above both keys of the file, and ``enabled`` follows them.
 
     Args:
-        begin: prepares the folder; called when nothing refuses the start any more.
+        engine: what starts the machines. Only where that is the user, one by one, each needs the address of the others.
 
-    Raises what ``run_jobs`` raises.
+    Raises UsageError.
     """
-    with display(console) as shown:
-        outcome = run_jobs([job], options, folder, before=begin, display=shown)
-    for failure in outcome.failures:
-        console.print(printable(f"failed: {failure.sentence}"), markup=False, highlight=False, soft_wrap=True)
-    return outcome
+    keys: dict[str, Any] = {}
+    if engine != LOCAL:
+        for flag in ("gpu_ids", "node_rank", "master_addr", "master_port"):
+            if getattr(where, flag) is not None:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} is for machines that you start yourself; --engine {engine} chooses "
+                    "that: leave it out"
+                )
+        # What a file says of machines that its user starts is none of a cluster's.
+        keys |= {"num_gpus": settings.here, "gpu_ids": None, "node_rank": 0, "master_port": None}
+    if where.num_gpus is not None and where.gpu_ids is not None and where.num_gpus != len(where.gpu_ids):
+        raise UsageError(f"--num-gpus {where.num_gpus}, and --gpu-ids names {len(where.gpu_ids)}; leave one out")
+    if where.num_gpus is not None or where.gpu_ids is not None:
+        ids = None if where.gpu_ids is None else list(where.gpu_ids)
+        keys |= {"num_gpus": where.num_gpus, "gpu_ids": ids, "enabled": None}
+    others = {"num_nodes": "nnodes", "node_rank": "node_rank", "master_addr": "master_addr",
+              "master_port": "master_port"}  # fmt: skip
+    keys |= {key: getattr(where, flag) for key, flag in others.items() if getattr(where, flag) is not None}
+    device = {} if where.device is None else {"model__device": where.device}
+    found = settings.changed(**{f"distributed__{name}": each for name, each in keys.items()}, **device)
+    if engine == LOCAL and found.machines > 1 and found.where.master_port is None:
+        raise UsageError(
+            "distributed.master_port is missing: with several nodes all must know it (a cluster's engine, --engine "
+            f"{' or --engine '.join(names()[1:])}, starts them all, and then it isn't needed)"
+        )
+    return found
 
 
-def code_of(outcome: Outcome) -> int:
-    """What the command exits with."""
-    if outcome.stopped_by is None and outcome.failures:
-        return _CODES.get(outcome.failures[0].failure, ExitCode.FAILED)
-    return outcome.exit_code
+def command(settings: TrainSettings, folder: Path, *, on_cpu: bool, engine: str = LOCAL) -> list[str]:
+    """The command that starts the training: Python alone, or torchrun (``launch``).
+
+    On one machine torchrun finds a free port itself, unless one is configured. On several of a cluster it reads its
+    place among them from the environment that each is given.
+    """
+    where = settings.where
+    words = ["--output", str(folder), "--resume", "--device", "cpu" if on_cpu else "cuda"]
+    rendezvous: Sequence[str] | None
+    if settings.processes == 1:
+        rendezvous = None
+    elif settings.machines == 1 and where.master_port is None:
+        rendezvous = launch.ALONE
+    elif engine != LOCAL:
+        rendezvous = ()
+    else:
+        address = "127.0.0.1" if settings.machines == 1 else where.master_addr
+        rendezvous = (
+            f"--nnodes={settings.machines}",
+            f"--node-rank={where.node_rank}",
+            f"--master-addr={address}",
+            f"--master-port={where.master_port}",
+        )
+    return launch.command(MODULE, words, settings.here, rendezvous)
+
+
+def check_port(settings: TrainSettings) -> None:
+    """Raises UsageError where the port that this machine is to listen at is in use."""
+    where = settings.where
+    if where.master_port is None or where.node_rank != 0 or settings.processes == 1:
+        return
+    if (problem := launch.port_problem(where.master_port)) is not None:
+        hint = "" if settings.machines > 1 else ", or leave it out: a free one is found"
+        raise UsageError(
+            f"distributed.master_port={where.master_port} can't be listened at ({problem}); choose another{hint}"
+        )

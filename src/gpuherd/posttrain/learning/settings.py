@@ -1,27 +1,35 @@
-"""One training of ``gpuherd train``: its file, and the words of the command line over it, as the types that rounds have
-too: an algorithm with its options, draws, precision, steps, environments. No torch; pure, but for the look at a port.
+"""One training of ``gpuherd train``: its file as the types that rounds have too: an algorithm with its options, draws,
+precision, steps, environments. Refuses by its key what contradicts itself or is not done here. No torch.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.engines.registry import LOCAL, names
-from gpuherd.errors import UsageError, printable
+from gpuherd.errors import UsageError, printable, usage_named
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.config.yaml_strict import parse_yaml, read_yaml
-from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions, Strategy, Watching
+from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions, Strategy
 from gpuherd.posttrain.envs.interface import EnvironmentOptions
-from gpuherd.posttrain.learning.keys import BLOCKS, block_of, full_name, has_minibatches, is_free
-from gpuherd.posttrain.learning.reading import Given, environment_keys, read_file, wrong_together
+from gpuherd.posttrain.learning.keys import (
+    BLOCKS,
+    Given,
+    block_of,
+    environment_keys,
+    full_name,
+    has_minibatches,
+    is_free,
+    read_file,
+)
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rollout.vllm import refuse_cut
-from gpuherd.posttrain.runs import launch
 from gpuherd.posttrain.runs.blocks import DTYPES
+from gpuherd.posttrain.runs.folder import TrainDirectory
 from gpuherd.posttrain.runs.options import Where
 from gpuherd.posttrain.runs.settings import AlgorithmConfig
 from gpuherd.posttrain.types import Algorithm, BackendName, Precision, Sampling, cut_draws
@@ -60,7 +68,7 @@ class TrainSettings:
     precision: Precision
     sampling: Sampling
     backend: BackendName
-    watching: Watching
+    watching: Hooks
     step_values: Mapping[str, Any]
     micro_batch: int | None
     accumulation: int
@@ -83,6 +91,11 @@ class TrainSettings:
     def base(self) -> str:
         """The model's id or folder as the file has it."""
         return str(self.keys["model.model_name_or_path"])
+
+    def directory(self, output: str | None = None) -> TrainDirectory:
+        """The folder that is said, else the configuration's, else ``outputs/`` with the experiment's name (as a file's:
+        it leads nowhere else)."""
+        return TrainDirectory(output or self.output_dir or Path("outputs") / safe_name(self.experiment_name))
 
     @property
     def samples(self) -> bool:
@@ -122,10 +135,8 @@ class TrainSettings:
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and seldom meant. Raises UsageError for options that don't go with the draws."""
         block = block_of(self.kind)
-        try:
+        with usage_named(f"{block}."):
             seldom = self.algorithm.make().check(self.sampling)
-        except UsageError as problem:
-            raise UsageError(f"{block}.{problem}") from None
         return (*([] if self.cut is None else [self.cut]), *(f"{block}.{each}" for each in seldom))
 
     def steps(self, processes: int) -> StepOptions:
@@ -222,14 +233,6 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
         "wandb": told["training.wandb_project"],
         "trackio": told["training.trackio_project"],
     }
-    where = Where(
-        num_gpus=told["distributed.num_gpus"],
-        gpu_ids=told["distributed.gpu_ids"],
-        nnodes=told["distributed.num_nodes"],
-        node_rank=told["distributed.node_rank"],
-        master_addr=told["distributed.master_addr"],
-        master_port=told["distributed.master_port"],
-    )
     trajectories = told.get(f"{block}.max_trajectories") if told["training.data_file"] is None else None
     ending = "-8bit" if told["model.load_in_8bit"] else "-4bit" if told["model.load_in_4bit"] else ""
     found = TrainSettings(
@@ -238,42 +241,32 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
             **_environment(told["policy_env"]),
             "eval_envs": [environment_keys(each) for each in told["eval_envs"]],
         },
-        experiment_name=told["experiment_name"],
-        output_dir=told["output_dir"],
         algorithm=_algorithm(kind, given),
         model=f"{told['model.model_name_or_path']}{ending}",
         device=told["model.device"] if told["model.device"] != "auto" else (told["model.device_map"] or "auto"),
         precision=_precision(told, amp),
-        sampling=Sampling(
+        sampling=replace(
+            Sampling(**_standing_for("sampling.", told)),
             max_new_tokens=min(told["model.max_new_tokens"], told["training.max_episode_length"]),
             temperature=told.get(f"{block}.temperature") or told["model.temperature"],
             top_p=1.0 if told["model.top_p"] is None else told["model.top_p"],
             top_k=told["model.top_k"] or 0,
-            batch_size=told["model.generation_batch_size"],
-            use_chat_template=told["model.use_chat_template"],
-            seed=told["training.seed"],
         ),
         backend=told[BACKEND],
-        watching=Watching(
-            save_every=told["training.save_every"],
+        watching=Hooks(
+            **_standing_for("watching.", told),
             keep=told["training.save_total_limit"] or 2,
-            log_every=told["training.log_every"],
             report_to=tuple(name for name, wanted in asked.items() if wanted),
             run_name=told["training.wandb_run_name"] or told["experiment_name"],
             project=told["training.wandb_project"] or told["training.trackio_project"],
-            callbacks=told["callbacks"],
         ),
         step_values={**_standing_for("steps.", told), "strategy": Strategy(told["distributed.strategy"])},
-        micro_batch=told["training.micro_batch_size"],
-        accumulation=told["training.gradient_accumulation_steps"],
-        data_file=told["training.data_file"],
         problems=told["training.max_problems"] or trajectories,
-        eval_every=told["training.eval_every"],
-        eval_episodes=told["training.eval_episodes"],
         discount=told.get(f"{block}.gamma", 1.0) if "gamma" not in given.options else 1.0,
         policy_env=told["policy_env"],
         eval_envs=told["eval_envs"],
-        where=where,
+        where=Where(**_standing_for("where.", told)),
+        **_standing_for("train.", told),
     )
     if found.backend is BackendName.VLLM:
         _check_vllm(found)
@@ -373,82 +366,99 @@ def _rows_key(settings: TrainSettings) -> str:
     return "mini_batch_size" if settings.samples and told["mini_batch_size"] is not None else "batch_size"
 
 
-def placed(settings: TrainSettings, where: Where, engine: str = LOCAL) -> TrainSettings:
-    """The settings with what the command line says of GPUs over them, checked.
+# ---- what contradicts itself
 
-    ``--gpu-ids`` and ``--num-gpus`` stand above both keys of the file, and ``enabled`` follows them.
 
-    Args:
-        engine: what starts the machines. Only where that is the user, one by one, each needs the address of the others.
+def wrong_together(kind: type[Algorithm], keys: Mapping[str, Any]) -> Iterator[str]:
+    """What contradicts itself in a file, a sentence each."""
+    yield from _training(kind, keys)
+    yield from _model(keys)
+    yield from _data(kind, keys)
+    yield from _distributed(keys)
 
-    Raises UsageError.
-    """
-    keys: dict[str, Any] = {}
-    if engine != LOCAL:
-        for flag in ("gpu_ids", "node_rank", "master_addr", "master_port"):
-            if getattr(where, flag) is not None:
-                raise UsageError(
-                    f"--{flag.replace('_', '-')} is for machines that you start yourself; --engine {engine} chooses "
-                    "that: leave it out"
-                )
-        # What a file says of machines that its user starts is none of a cluster's.
-        keys |= {"num_gpus": settings.here, "gpu_ids": None, "node_rank": 0, "master_port": None}
-    if where.num_gpus is not None and where.gpu_ids is not None and where.num_gpus != len(where.gpu_ids):
-        raise UsageError(f"--num-gpus {where.num_gpus}, and --gpu-ids names {len(where.gpu_ids)}; leave one out")
-    if where.num_gpus is not None or where.gpu_ids is not None:
-        ids = None if where.gpu_ids is None else list(where.gpu_ids)
-        keys |= {"num_gpus": where.num_gpus, "gpu_ids": ids, "enabled": None}
-    others = {"num_nodes": "nnodes", "node_rank": "node_rank", "master_addr": "master_addr",
-              "master_port": "master_port"}  # fmt: skip
-    keys |= {key: getattr(where, flag) for key, flag in others.items() if getattr(where, flag) is not None}
-    device = {} if where.device is None else {"model__device": where.device}
-    found = settings.changed(**{f"distributed__{name}": each for name, each in keys.items()}, **device)
-    if engine == LOCAL and found.machines > 1 and found.where.master_port is None:
-        raise UsageError(
-            "distributed.master_port is missing: with several nodes all must know it (a cluster's engine, --engine "
-            f"{' or --engine '.join(names()[1:])}, starts them all, and then it isn't needed)"
+
+def _training(kind: type[Algorithm], keys: Mapping[str, Any]) -> Iterator[str]:
+    block = block_of(kind)
+    if keys["training.use_fp16"] and keys["training.use_bf16"]:
+        yield "training.use_fp16 and training.use_bf16 are both true; choose one (bf16 needs no loss scaling)"
+    if kind.memory.generates and (rollouts := keys["training.num_rollouts_per_iteration"]) % (
+        group := keys[f"{block}.group_size"]
+    ):
+        yield (
+            f"training.num_rollouts_per_iteration={rollouts} is no multiple of {block}.group_size={group}; groups are "
+            "whole"
         )
-    return found
+    if keys["training.wandb_project"] and keys["training.trackio_project"] not in (
+        None,
+        keys["training.wandb_project"],
+    ):
+        yield "training.trackio_project and training.wandb_project differ; call them the same, or leave one out"
+    if not kind.memory.generates and keys["training.log_every"] != 1:
+        yield f"training.log_every={keys['training.log_every']}: {block} logs every step; leave it at 1"
 
 
-def command(settings: TrainSettings, folder: Path, *, on_cpu: bool, engine: str = LOCAL) -> list[str]:
-    """The command that starts the training: Python alone, or torchrun (``launch``).
-
-    On one machine torchrun finds a free port itself, unless one is configured. On several of a cluster it reads its
-    place among them from the environment that each is given.
-    """
-    where = settings.where
-    words = ["--output", str(folder), "--resume", "--device", "cpu" if on_cpu else "cuda"]
-    rendezvous: Sequence[str] | None
-    if settings.processes == 1:
-        rendezvous = None
-    elif settings.machines == 1 and where.master_port is None:
-        rendezvous = launch.ALONE
-    elif engine != LOCAL:
-        rendezvous = ()
-    else:
-        address = "127.0.0.1" if settings.machines == 1 else where.master_addr
-        rendezvous = (
-            f"--nnodes={settings.machines}",
-            f"--node-rank={where.node_rank}",
-            f"--master-addr={address}",
-            f"--master-port={where.master_port}",
-        )
-    return launch.command(MODULE, words, settings.here, rendezvous)
+def _model(keys: Mapping[str, Any]) -> Iterator[str]:
+    told = {key.name: keys[f"model.{key.name}"] for key in BLOCKS["model"]}
+    quantised = told["load_in_8bit"] or told["load_in_4bit"]
+    if None not in (told["torch_dtype"], told["dtype"]) and told["torch_dtype"] != told["dtype"]:
+        yield f"model.torch_dtype={told['torch_dtype']} and model.dtype={told['dtype']} are the same key; keep one"
+    if told["tokenizer_name_or_path"] not in (None, told["model_name_or_path"]):
+        yield "model.tokenizer_name_or_path: a model is trained with its own tokenizer; save it into the model's folder"
+    if told["load_in_8bit"] and told["load_in_4bit"]:
+        yield "model.load_in_8bit and model.load_in_4bit are both true; choose one"
+    if quantised and not told["use_lora"]:
+        yield "model.load_in_8bit and load_in_4bit: quantised weights are trained under an adapter; set model.use_lora"
+    if quantised and keys["distributed.strategy"] == "fsdp":
+        yield "model.load_in_8bit or load_in_4bit with distributed.strategy=fsdp: codes are not divided; use ddp"
+    if told["use_flash_attention"] and told["attn_implementation"] not in (None, "flash_attention_2"):
+        yield f"model.use_flash_attention and model.attn_implementation={told['attn_implementation']}: keep one"
+    if told["device"] not in ("auto", "cpu", "cuda"):
+        yield f"model.device={told['device']}; it is auto, cpu or cuda; which GPUs say distributed.gpu_ids"
+    if told["device_map"] not in (None, "auto", "cpu", "cuda"):
+        yield f"model.device_map={told['device_map']}; it is auto, cpu or cuda: processes share models by fsdp"
 
 
-def check_port(settings: TrainSettings) -> None:
-    """Raises UsageError where the port that this machine is to listen at is in use."""
-    where = settings.where
-    if where.master_port is None or where.node_rank != 0 or settings.processes == 1:
-        return
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", where.master_port))
-        except OSError as problem:
-            hint = "" if settings.machines > 1 else ", or leave it out: a free one is found"
-            raise UsageError(
-                f"distributed.master_port={where.master_port} can't be listened at ({problem.strerror}); choose "
-                f"another{hint}"
-            ) from None
+def _data(kind: type[Algorithm], keys: Mapping[str, Any]) -> Iterator[str]:
+    name, file, env = block_of(kind), keys["training.data_file"], keys["policy_env"]
+    if kind.memory.generates:
+        if file is not None:
+            yield f"training.data_file: {name} samples itself; name its problems by policy_env.dataset"
+        if env is None:
+            yield f"policy_env is missing: {name} answers its problems"
+    elif file is None and env is None:
+        yield f"training.data_file is missing: {name} learns from it (or from a policy_env's problems)"
+    elif file is not None and env is not None:
+        yield "training.data_file and policy_env are two sources of what is learnt from; keep one"
+
+
+def _distributed(keys: Mapping[str, Any]) -> Iterator[str]:
+    told = {key.name: keys[f"distributed.{key.name}"] for key in BLOCKS["distributed"]}
+    number, ids, nodes, port = (told[name] for name in ("num_gpus", "gpu_ids", "num_nodes", "master_port"))
+    here = len(ids) if ids is not None else 1 if number is None else number
+    if told["strategy"] == "deepspeed" or told["deepspeed_config"] is not None or told["zero_stage"] is not None:
+        yield "distributed: DeepSpeed is not used; strategy: fsdp divides weights and states as ZeRO stage 3 does"
+    if number is not None and number < 1:
+        yield f"distributed.num_gpus={number}; the least is 1 (for a CPU: --device cpu)"
+    if ids is not None:
+        if len(set(ids)) < len(ids) or any(each < 0 for each in ids) or not ids:
+            yield f"distributed.gpu_ids={list(ids)}: numbers of GPUs from 0 on, each once"
+        elif number is not None and number != len(ids):
+            yield f"distributed.num_gpus={number}, and distributed.gpu_ids names {len(ids)}"
+    if nodes < 1 or not 0 <= told["node_rank"] < nodes:
+        yield f"distributed.node_rank={told['node_rank']} of num_nodes={nodes}: ranks are counted from 0"
+    many = here > 1 or nodes > 1
+    if told["enabled"] and not many:
+        yield f"distributed.enabled with {here} GPU; it takes 2 or more"
+    if told["enabled"] is False and many:
+        yield "distributed.enabled=false, and more than one GPU is asked for; leave one of the two out"
+    if many and told["strategy"] == "single":
+        yield "distributed.strategy=single with several processes; choose ddp or fsdp"
+    if told["fsdp_cpu_offload"] and told["strategy"] != "fsdp":
+        yield "distributed.fsdp_cpu_offload is for strategy fsdp"
+    if port is not None and not 1 <= port <= 65535:
+        yield f"distributed.master_port={port}; it is from 1 to 65535"
+    on_cpu = (keys["model.device"] if keys["model.device"] != "auto" else keys["model.device_map"]) == "cpu"
+    fitting = "gloo" if on_cpu else "nccl"
+    if many and told["backend"] not in (None, fitting):
+        place = "a CPU" if on_cpu else "GPUs"
+        yield f"distributed.backend={told['backend']}: tensors on {place} are exchanged by {fitting}; leave it out"

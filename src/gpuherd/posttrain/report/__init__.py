@@ -10,8 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.runs.folder import OutputDirectory, RoundsDirectory
+from gpuherd.posttrain.runs.folder import OutputDirectory, RoundsDirectory, TrainDirectory
 
 
 class OutputKind(StrEnum):

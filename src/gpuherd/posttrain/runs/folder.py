@@ -1,6 +1,5 @@
-"""The folder of a run of rounds, ``outputs/<experiment>/<stamp>``, and what it shares with that of ``gpuherd train``:
-every path in it; ``run.json``; which folder a run resumes; and ``policy.json``, by which a round passes its policy to
-the next.
+"""The folders of runs: of rounds, ``outputs/<experiment>/<stamp>``, and of ``gpuherd train``. Every path in them;
+``run.json``; which folder a run of rounds resumes; and ``policy.json``, by which a round passes its policy to the next.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.jobs.run_dir import RunDirectory, safe_name
 from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.config.yaml_strict import read_yaml
 from gpuherd.posttrain.runs.plan import Combination, Step, plan_steps
 from gpuherd.posttrain.runs.settings import Settings, may_change, settings_of
 from gpuherd.posttrain.types import Policy
@@ -122,6 +122,56 @@ class RoundsDirectory(OutputDirectory):
 
 def _combination(dataset: str, family: str) -> str:
     return f"{safe_name(dataset)}_{safe_name(family)}"
+
+
+class TrainDirectory(OutputDirectory):
+    """Paths of one training of ``gpuherd train``.
+
+    Attributes:
+        model: the trained model, as transformers saves it, or an adapter.
+        checkpoints: of the training, removed when the model is there.
+        config: the configuration as it was resolved.
+        rows: what was collected before the training began (``runs.rows``).
+        stop: is there when the training is asked to stop.
+        train_lock: held by the training at work.
+    """
+
+    kind = "train"
+
+    def __init__(self, root: str | Path):
+        super().__init__(root)
+        self.model = self.root / "model"
+        self.checkpoints = self.root / "checkpoints"
+        self.config = self.root / "config.yaml"
+        self.rows = self.root / "rows.jsonl"
+        self.stop = self.root / "stop"
+        self.train_lock = self.root / "train.lock"
+
+    def create_root(self) -> None:
+        """Makes the folder, without those of a queue. Raises CannotWrite."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise CannotWrite(f"can't make {self.root}: {problem.strerror}; choose another folder") from None
+
+    def summary(self) -> Mapping[str, Any] | None:
+        """What done.json holds; None where the training has not ended. Raises UsageError for one that is none."""
+        try:
+            told = json.loads(self.done.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as problem:
+            raise UsageError(f"{self.done} can't be read: {problem}; remove it to train again") from None
+        if not isinstance(told, dict):
+            raise UsageError(f"{self.done} is no summary; remove it to train again")
+        return told
+
+    def shown_settings(self, record: Mapping[str, Any]) -> Any:  # noqa: ARG002 - a training's are its configuration
+        """See ``OutputDirectory``."""
+        try:
+            return read_yaml(self.config)
+        except (UsageError, OSError):
+            return {}
 
 
 class BadRun(GpuherdError):

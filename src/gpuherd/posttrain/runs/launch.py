@@ -11,19 +11,26 @@ import ctypes
 import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from gpuherd.engines import progress
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
-from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, printable
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.gpus.visible import without
 from gpuherd.posttrain.engine.dist_env import leave
 from gpuherd.runs.worker import unbuffered
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MODULE = "gpuherd.posttrain.runs.launch"
 STARTER = "GPUHERD_TRAIN_STARTER"  # pid of the gpuherd train that waits for us
@@ -32,6 +39,9 @@ _QUIET = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 # The leader of a job says how long a checkpoint may take, and not torchrun: so many seconds are never over.
 _SHUTDOWN = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
 _PDEATHSIG = 1  # linux/prctl.h
+_LOOK_S = 0.2
+_SHOW_AFTER_S = 2.0
+_GRACE_S = 10.0  # between SIGTERM and SIGKILL, for processes that were asked twice
 
 
 def command(module: str, words: Sequence[str], processes: int, rendezvous: Sequence[str] | None = ALONE) -> list[str]:
@@ -78,7 +88,10 @@ def end_with_launcher() -> None:
 def run_process(main: Callable[[], int]) -> NoReturn:
     """Runs the main function of a program that ``command`` or ``launch`` starts, and ends by its exit code."""
     unbuffered()
-    code = main()
+    try:
+        code = main()
+    except SystemExit as end:  # of argparse, or where another of the processes says why (``DistEnv.from_main``)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     if "RANK" in os.environ:
         leave(code)
     sys.exit(code)
@@ -128,6 +141,89 @@ def environment(
     if processes > 1:
         found.setdefault("OMP_NUM_THREADS", "1")
     return found
+
+
+def port_problem(port: int) -> str | None:
+    """Why a port of this machine can't be listened at; None where it can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as problem:
+            return problem.strerror
+    return None
+
+
+def run_watched(
+    argv: Sequence[str], given: Mapping[str, str], stop: Path, descriptors: Sequence[int], console: Console
+) -> int:
+    """Starts the processes, shows how far they are, and hands signals on, until they have ended.
+
+    They have a session of their own: Ctrl-C comes to us alone, and is passed on as the file ``stop``, which they look
+    for after each step (``StopRequest``), so that they end behind a checkpoint. A second one ends them at once. Should
+    we be killed, they notice.
+
+    Args:
+        given: their environment, with the file of their progress.
+        descriptors: open files that they inherit.
+
+    Returns their exit code, or that of the signal by which we were asked to end. Raises CannotWrite.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    try:
+        child = subprocess.Popen(
+            argv,
+            env=given,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # standard output is ours: with --json it is read by programs
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+    except OSError as problem:
+        raise CannotWrite(f"can't start {argv[0]}: {problem.strerror}") from None
+    heard: list[int] = []
+    kill_at: list[float] = []
+
+    def end(number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+
+    def take(number: int, _frame: object) -> None:
+        heard.append(number)
+        if len(heard) == 1:
+            with suppress(OSError):
+                stop.touch()
+            return
+        end(signal.SIGTERM)
+        kill_at.append(time.monotonic() + _GRACE_S)
+
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    began = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("starting", total=None)
+    shown = False
+    try:
+        while (code := child.poll()) is None:
+            if not shown and time.monotonic() - began > _SHOW_AFTER_S:
+                bar.start()
+                shown = True
+            if (now := progress.read(Path(given[progress.VARIABLE]))) is not None:
+                bar.update(task, completed=now.done, total=now.total, description=printable(now.stage or "train"))
+            if kill_at and time.monotonic() > kill_at[-1]:
+                end(signal.SIGKILL)
+            time.sleep(_LOOK_S)
+    finally:
+        if shown:
+            bar.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if child.poll() is None:  # an error of ours
+            end(signal.SIGKILL)
+    if heard and code != ExitCode.OK:
+        return ExitCode.INTERRUPTED if heard[0] == signal.SIGINT else ExitCode.TERMINATED
+    return code if code >= 0 else 128 - code
 
 
 class StopRequest:

@@ -4,7 +4,7 @@ jobs, folders, which run is resumed. Light: read by commands that start at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from gpuherd.batch.options import RunOptions
 from gpuherd.engines.options import EngineOptions, engine_values, for_one_command, refuse_ranks
@@ -90,6 +90,9 @@ def _rank(word: str) -> int:
     return int(word)
 
 
+_OF_RUN = ("wait", "no_wait", "gpu_memory_threshold", "max_checks", "check_interval")  # as of gpuherd run
+
+
 @dataclass(frozen=True, kw_only=True)
 @for_one_command
 class TrainOptions(EngineOptions):
@@ -155,15 +158,7 @@ class TrainOptions(EngineOptions):
     @property
     def where(self) -> Where:
         """What is said of processes and GPUs."""
-        return Where(
-            self.num_gpus,
-            self.gpu_ids,
-            self.device,
-            self.nnodes,
-            self.node_rank,
-            self.master_addr,
-            self.master_port,
-        )
+        return Where(**{each.name: getattr(self, each.name) for each in fields(Where)})
 
     def run_options(self, gpus: int, ids: tuple[int, ...] | None, memory_mb: int | None) -> RunOptions:
         """Options of a command in the foreground that needs these GPUs."""
@@ -171,10 +166,6 @@ class TrainOptions(EngineOptions):
             num_gpus=gpus,
             mem=memory_mb,
             name="train",
-            wait=self.wait,
-            no_wait=self.no_wait,
             gpu_list=() if ids is None else ids,
-            gpu_memory_threshold=self.gpu_memory_threshold,
-            max_checks=self.max_checks,
-            check_interval=self.check_interval,
+            **{name: getattr(self, name) for name in _OF_RUN},
         )

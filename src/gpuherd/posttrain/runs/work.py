@@ -1,10 +1,8 @@
-"""A job of an experiment: its inputs, read from the run's folder, and the three kinds of it; and the files of rows.
+"""A job of an experiment: its inputs, read from the run's folder, and the three kinds of it; and the one way that a
+training runs in its processes, of rounds or of ``gpuherd train``.
 
 Runs in a worker, on whatever device that has. Each kind writes its result last and resumes where a killed one stopped.
-
-A round's rows are a line of JSON a problem, with all rows of that problem, in the order of a shard's problems. A
-problem's line is there whole or not at all; where an algorithm drops a problem the line has no rows. So a shard that
-was killed resumes behind its last whole batch, and a round reads back the same from any number of shards.
+A shard of a round's rows lies in a file of its own (``runs.rows``).
 """
 
 from __future__ import annotations
@@ -13,43 +11,40 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpuherd import __version__
 from gpuherd.engines import progress
-from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
+from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.posttrain.engine.curves import of_world
+from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.eval.results import REFERENCE, About
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory, RunRecord, read_policy, write_policy
 from gpuherd.posttrain.runs.plan import Phase, Step
 from gpuherd.posttrain.runs.prepare import make_dataset, reward_input
+from gpuherd.posttrain.runs.rows import collect_rows, read_round
 from gpuherd.posttrain.runs.settings import AlgorithmConfig, Settings
 from gpuherd.posttrain.types import (
+    Algorithm,
     BackendName,
     Collecting,
-    Comparison,
     Policy,
     Problem,
-    Rollout,
     Row,
     Sampling,
     Split,
     Task,
     Training,
 )
+from gpuherd.runs import spec
 from gpuherd.runs.files import write_file
-from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
+from gpuherd.runs.shard_file import Shard
 from gpuherd.runs.shards import dealt
-
-if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.dist_env import DistEnv
 
 
 @dataclass(frozen=True)
@@ -132,31 +127,27 @@ def do(work: Work) -> dict[str, Any]:
 
 
 def collect(work: Work) -> dict[str, Any]:
-    """The rows of this shard's problems, a line a problem.
-
-    The algorithm is asked batch by batch: so a job that goes on asks it for exactly what an undisturbed one would have
-    asked, and rows are equal to the last bit.
-    """
+    """The rows of this shard's problems, a line a problem."""
     from gpuherd.posttrain.rollout.loading import keeping_models
 
     step, folder = work.step, work.folder
     data = folder.data(step.algorithm, step.dataset, step.family, work.round)
     shard = shard_of(step, len(work.problems), work.settings.generation.batch_size)
-    algorithm, items = work.choice.make(), len(shard.items)
-    started, now, rows = time.monotonic(), 0, 0
-    with ShardFile(folder.rows(data, step.shard), shard, sealed=True) as file, keeping_models():
-        before = items - sum(map(len, file.todo))
-        progress.report(before, items, Phase.COLLECT.value)
-        for batch in file.todo:
-            problems = [work.problems[place] for place in batch]
-            found = list(by_problem(algorithm.collect(_collecting(work, problems)), problems))
-            file.append([line_of(problem, of) for problem, of in zip(problems, found, strict=True)])
-            now, rows = now + len(batch), rows + sum(map(len, found))
-            progress.report(before + now, items, Phase.COLLECT.value)
-        figures = {"problems": items, "problems_last_start": now, "rows_last_start": rows}
-        # While the file is ours: a shard that is not done can't be taken to be.
-        _write(folder.rows_done(data, step.shard), figures | {"seconds_last_start": time.monotonic() - started})
-    return figures
+    algorithm, started = work.choice.make(), time.monotonic()
+
+    def done(figures: dict[str, int]) -> None:
+        seconds = time.monotonic() - started
+        values = {"format": FORMAT, **figures, "seconds_last_start": seconds}
+        write_file(folder.rows_done(data, step.shard), json.dumps(values, indent=1).encode() + b"\n")
+
+    with keeping_models():
+        return collect_rows(
+            folder.rows(data, step.shard),
+            shard,
+            work.problems,
+            lambda problems: algorithm.collect(_collecting(work, problems)),
+            done=done,
+        )
 
 
 def _collecting(work: Work, problems: Sequence[Problem]) -> Collecting:
@@ -175,50 +166,75 @@ def _collecting(work: Work, problems: Sequence[Problem]) -> Collecting:
 
 
 def train(work: Work) -> dict[str, Any]:
-    """The policy of the round. What the training needed to go on is removed when it is done."""
+    """The policy of the round."""
     folder = work.folder.model(work.step.algorithm, work.step.dataset, work.step.family, work.round)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise CannotWrite(f"can't make {folder}: {problem.strerror}") from None
-    from gpuherd.posttrain.engine.dist_env import DistEnv
-
     started = time.monotonic()
+    figures: dict[str, Any] = {}
     progress.report(0, None, Phase.TRAIN.value)
     with DistEnv.from_environment(work.device) as world:
-        policy = work.choice.make().train(_training(work, world))
-        gpus = [] if world.size == 1 else [asdict(each) for each in of_world(world)]
-        if world.is_main:
-            write_policy(work.folder.policy(folder), policy, work.folder.root)
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        world.barrier()
-    figures: dict[str, Any] = {"seconds_last_start": time.monotonic() - started}
-    return figures | {"gpus": gpus} if gpus else figures
+
+        def end(policy: Policy) -> None:
+            if world.size > 1:
+                figures["gpus"] = [asdict(each) for each in of_world(world)]
+            if world.is_main:
+                write_policy(work.folder.policy(folder), policy, work.folder.root)
+
+        models = {"policy": work.policy, "reference": work.reference}
+        value_model = work.settings.families()[work.step.family].value
+        if work.choice.guided and value_model is not None:
+            models["value_model"] = Policy(value_model)
+        run_training(work.choice.make(), _training(work, folder, world), world, models, end)
+    return {"seconds_last_start": time.monotonic() - started, **{key: each for key, each in figures.items() if each}}
 
 
-def _training(work: Work, world: DistEnv) -> Training:
-    step, settings = work.step, work.settings
-    value_model = settings.families()[step.family].value
-    models = {"policy": work.policy, "reference": work.reference}
-    if work.choice.guided and value_model is not None:
-        models["value_model"] = Policy(value_model)
-    models |= {each: Policy(each) for each in work.choice.make().frozen_models}
+def run_training(
+    algorithm: Algorithm,
+    work: Training,
+    world: DistEnv,
+    models: Mapping[str, Policy],
+    end: Callable[[Policy], object],
+) -> None:
+    """Trains in this process and the others, or resumes a training. What it needed to go on is removed at the end.
+
+    Args:
+        work: all but ``digests`` and ``device``, which are the same in each process.
+        models: what it begins with beside the algorithm's frozen models, by the names that checkpoints have for their
+            digests.
+        end: called in each process with the policy; writes, in the main one, the file that says that the training has
+            ended. Checkpoints are there until then: what is killed before goes on from them.
+
+    Raises what the algorithm and loading raise; ``Stopped``.
+    """
+    models = {**models, **{each: Policy(each) for each in algorithm.frozen_models}}
+    digests = world.from_main(lambda: {name: each.sha256 for name, each in models.items()})
+    device = world.device if world.size == 1 else world.device.partition(":")[0]
+    end(algorithm.train(replace(work, digests=digests, device=device)))
+    if world.is_main:
+        shutil.rmtree(work.folder / "checkpoints", ignore_errors=True)
+    world.barrier()
+
+
+def _training(work: Work, folder: Path, world: DistEnv) -> Training:
+    settings, purpose = work.settings, f"training {work.round}"
     return Training(
         task=work.task,
         problems=work.problems,
         rows=rows_of_rounds(work),
         policy=work.policy,
         reference=work.reference,
-        value_model=value_model,
-        folder=work.folder.model(step.algorithm, step.dataset, step.family, work.round),
+        value_model=settings.families()[work.step.family].value,
+        folder=folder,
         round=work.round,
-        sampling=work.sampling(f"training {work.round}"),
+        sampling=work.sampling(purpose),
         precision=settings.system.training,
-        device=work.device if world.size == 1 else work.device.partition(":")[0],
-        seed=seed_for(settings.training.seed, f"training {work.round}"),
+        device=work.device,
+        seed=seed_for(settings.training.seed, purpose),
         steps=settings.steps_of(work.choice, world.size),
         root=work.folder.root,
-        digests=world.broadcast({name: each.sha256 for name, each in models.items()} if world.is_main else {}),
         reward_batch_size=settings.data_collection.reward_batch_size,
         extra={"hooks": Hooks(stopping=work.stopping, callbacks=settings.callbacks)},
         backend=settings.generation.backend,
@@ -289,12 +305,7 @@ def evaluate(work: Work) -> dict[str, Any]:
 
 def versions(*backends: BackendName) -> dict[str, str]:
     """Of what computes, for the record; of vLLM that of the Python that it is run by."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"gpuherd": __version__}
-    for name in ("torch", "transformers"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
+    found = spec.versions("torch", "transformers")
     if BackendName.VLLM in backends:
         from gpuherd.lm.vllm import installed_version
 
@@ -318,20 +329,6 @@ def step_named(record: RunRecord, name: str) -> Step:
     raise UsageError(f"this run has no job {name!r}")
 
 
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    write_file(path, json.dumps({"format": FORMAT, **values}, indent=1).encode() + b"\n")
-
-
-_KINDS: dict[str, type[Rollout] | type[Comparison]] = {"rollout": Rollout, "comparison": Comparison}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
-class BadRows(GpuherdError):
-    """A file of rows is damaged, or an algorithm gave rows that belong to none of its problems."""
-
-    exit_code = ExitCode.BAD_INPUT
-
-
 def shard_of(step: Step, problems: int, batch: int) -> Shard:
     """The problems of a shard of a collection as places in the round's list, in batches that are asked together and
     written whole. In runs of earlier versions they are each ``step.shards``-th problem, and not whole batches."""
@@ -339,60 +336,3 @@ def shard_of(step: Step, problems: int, batch: int) -> Shard:
         return dealt(problems, batch, step.shards)[step.shard]
     places = range(problems)[step.shard :: step.shards]
     return Shard(tuple(tuple(places[start : start + batch]) for start in range(0, len(places), batch)))
-
-
-def by_problem(rows: Iterable[Row], problems: Sequence[Problem]) -> Iterator[list[Row]]:
-    """The rows of each problem, problem by problem, as soon as they are all there; [] of one that has none.
-
-    Raises BadRows for a row of another problem, or one that comes too late.
-    """
-    places = {problem.id: place for place, problem in enumerate(problems)}
-    waiting: list[Row] = []
-    at = 0
-    for row in rows:
-        place = places.get(row.problem)
-        if place is None or place < at:
-            raise BadRows(f"a row of problem {row.problem!r} is none of this job's, or out of order")
-        while at < place:
-            yield waiting
-            waiting, at = [], at + 1
-        waiting.append(row)
-    for _ in range(at, len(problems)):
-        yield waiting
-        waiting = []
-
-
-def line_of(problem: Problem, rows: Sequence[Row]) -> str:
-    """A problem's line."""
-    told = [{"kind": _NAMES[type(row)], **row.to_dict()} for row in rows]
-    return json.dumps({"problem": problem.id, "rows": told}, separators=(",", ":"), allow_nan=False)
-
-
-def read_round(parts: Iterable[tuple[Path, Shard]]) -> tuple[Row, ...]:
-    """All rows of a round in the order of its problems, from the files of its shards. Raises BadRows: one is not
-    whole."""
-    found: dict[int, list[Row]] = {}
-    for path, shard in parts:
-        places = shard.items
-        try:
-            lines = path.read_bytes().splitlines(keepends=True)
-        except OSError as problem:
-            raise BadRows(f"{path} can't be read: {problem.strerror}") from None
-        again = f"remove {path.with_suffix('.json')} and start the same command again"
-        if len(lines) != len(places):
-            raise BadRows(f"{path} has {len(lines)} lines and should have {len(places)}; {again}")
-        for at, (place, line) in enumerate(zip(places, lines, strict=True), 1):
-            if (content := unsealed(line)) is None:
-                raise BadRows(f"{path}: line {at} is incomplete or has changed; {again}")
-            found[place] = _rows_of(content, path)
-    return tuple(row for place in sorted(found) for row in found[place])
-
-
-def _rows_of(line: bytes, path: Path) -> list[Row]:
-    try:
-        return [
-            _KINDS[row["kind"]].from_dict({key: value for key, value in row.items() if key != "kind"})
-            for row in json.loads(line)["rows"]
-        ]
-    except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise BadRows(f"{path} is damaged: {type(problem).__name__}: {problem}") from None

@@ -15,17 +15,15 @@ from typing import Any
 import pytest
 from tests.lm.vllm_stand_in import processes, python_with_vllm
 
-from gpuherd.errors import CannotWrite, ExitCode
+from gpuherd.errors import ExitCode
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.lm.vllm import PYTHON
 from gpuherd.posttrain.algos.registry import algorithms
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.engine.dist_env import DistEnv
-from gpuherd.posttrain.learning import worker
-from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.learning.__main__ import main
+from gpuherd.posttrain.learning.prepare import begin
 from gpuherd.posttrain.learning.settings import read_settings
-from gpuherd.posttrain.learning.worker import finish, main
-from gpuherd.posttrain.types import Policy
+from gpuherd.posttrain.runs.folder import TrainDirectory
 
 SUMS = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]
 
@@ -148,7 +146,7 @@ def test_what_nobody_expected_is_in_the_log(
     def breaks(*_: object) -> None:
         raise RuntimeError("a bug of mine")
 
-    monkeypatch.setattr(worker, "train", breaks)
+    monkeypatch.setattr("gpuherd.posttrain.learning.__main__.train", breaks)
     assert main(written(tmp_path, policy_model, policy_env={"env_type": "math", "problems": SUMS})) == ExitCode.FAILED
     assert "RuntimeError: a bug of mine" in (tmp_path / "grpo/run.log").read_text()
 
@@ -317,17 +315,75 @@ def test_sft_learns_from_rows_of_text_and_says_of_how_many(tmp_path: Path, polic
     assert f"learning from {file}: 10 answers of 10 of 10 rows" in folder.run_log.read_text()
 
 
-def test_checkpoints_stay_until_the_summary_is_there(tmp_path: Path, policy_model: Path) -> None:
-    words = written(tmp_path, policy_model, policy_env=ENV)
-    folder = TrainDirectory(tmp_path / "run")
-    (folder.checkpoints / "step-00000004").mkdir(parents=True)
-    folder.done.mkdir()  # so that it can't be written
-    with pytest.raises(CannotWrite):
-        finish(read_settings(words[1]), folder, DistEnv.single(), Policy(str(policy_model)), 1.0)
-    assert folder.checkpoints.exists()
-    folder.done.rmdir()
-    finish(read_settings(words[1]), folder, DistEnv.single(), Policy(str(policy_model)), 1.0)
-    assert folder.done.exists() and not folder.checkpoints.exists()
+@pytest.mark.filterwarnings("ignore:.*deprecated and will be removed in v6:FutureWarning")
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_what_was_killed_while_it_collected_goes_on_there(
+    tmp_path: Path, policy_model: Path, algorithm: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also a folder of an earlier version, which kept its rows in another form, and when all were there."""
+    dies, calls = tmp_path / "dies", tmp_path / "calls"
+    samples = {"sft": 1, "dpo": 2}[algorithm]
+    (tmp_path / "own.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "def score(completions, *, ids, **columns):\n"
+        f"    dies, calls = Path({str(dies)!r}), Path({str(calls)!r})\n"
+        f"    if len(completions) == {4 * samples}:\n"  # those of a batch, and not of a check
+        "        calls.open('a').write('.')\n"
+        "        if calls.stat().st_size == 2 and dies.exists(): os._exit(9)\n"
+        "    return [len(set(text)) + len(which) / 10 for text, which in zip(completions, ids)]\n"
+    )
+    told: dict[str, Any] = {
+        "policy_env": {"dataset": "arithmetic", "settings": {"digits": 1}, "reward": f"{tmp_path}/own.py:score"},
+        algorithm: {"sft": {"max_trajectories": 8}, "dpo": {"samples_per_prompt": 2}}[algorithm],
+        "training": {"eval_every": 0, "max_problems": 8, "num_iterations": 3, "save_every": 1},
+        "model": {"generation_batch_size": 4},
+    }
+    curves, files = list[list[dict[str, Any]]](), list[bytes]()
+    for name, batches in {"whole": 2, "broken": 1, "earlier": 0}.items():
+        place = tmp_path / name
+        place.mkdir()
+        words = written(place, policy_model, algorithm, **json.loads(json.dumps(told)))
+        folder = TrainDirectory(place / algorithm)
+        calls.write_text("")
+        if name == "broken":
+            dies.touch()
+            assert main(words) == ExitCode.FAILED
+            assert "ended with exit code 9" in capfd.readouterr().err
+            dies.unlink()
+            assert len(folder.rows.read_bytes().splitlines()) == 4
+            calls.write_text("")
+            words += ["--resume"]
+        elif name == "earlier":
+            begin(folder, read_settings(words[1]), resume=False)
+            lines = [json.loads(line.partition(b"\t")[0])["rows"] for line in files[0].splitlines()]
+            rollouts = [{key: row[key] for key in row if key != "kind"} for rows in lines for row in rows]
+            folder.rows.write_text("".join(f"{json.dumps(each)}\n" for each in rollouts))
+            words += ["--resume"]
+        assert main(words) == ExitCode.OK
+        assert len(calls.read_text()) == batches, name
+        files.append(folder.rows.read_bytes())
+        curves.append([{**line, "seconds": 0} for line in read_curves(folder.root)])
+    assert curves[0] == curves[1] == curves[2] and len(curves[0]) == 3
+    assert files[0] == files[1] != files[2]
+
+
+def test_answers_to_other_problems_are_not_learnt_from(
+    tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(f'{{"id": "a{n}", "question": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(12)))
+    told: dict[str, Any] = {
+        "policy_env": {"env_type": "math", "dataset": str(file)},
+        "training": {"eval_every": 0, "num_iterations": 1},
+        "sft": {"max_trajectories": 8},
+    }
+    words = written(tmp_path, policy_model, "sft", **told)
+    assert main(words) == ExitCode.OK
+    folder = TrainDirectory(tmp_path / "sft")
+    folder.done.unlink()
+    file.write_text(file.read_text().replace('"id": "a', '"id": "b'))
+    assert main([*words, "--resume"]) == ExitCode.USAGE
+    assert "has the answers to other problems than policy_env has now" in capsys.readouterr().err
 
 
 def test_an_abort_at_the_very_end_of_one_of_several_processes_changes_nothing(tmp_path: Path) -> None:

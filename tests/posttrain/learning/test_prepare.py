@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.learning import preflight
-from gpuherd.posttrain.learning.preflight import check_data
+from gpuherd.posttrain.learning.prepare import check_data
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 
 ENV = {"env_type": "math", "problems": [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(12)]}
@@ -51,7 +50,9 @@ def test_callbacks_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_trackers_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "wandb" else object())
+    monkeypatch.setattr(
+        "gpuherd.posttrain.learning.prepare.find_spec", lambda name: None if name == "wandb" else object()
+    )
     check_data(config("ppo", {**FEW, "trackio_project": "x", "use_tensorboard": True}, policy_env=ENV))
     with pytest.raises(UsageError, match=r"training\.wandb_project: wandb is not installed; pip install wandb"):
         check_data(config("ppo", {**FEW, "wandb_project": "x"}, policy_env=ENV))

@@ -1,5 +1,5 @@
-"""Checks and plans before any GPU is taken or folder begun: whether all that a training learns from is there, and
-whether it fits into its GPUs, by the model's headers. No torch.
+"""Before a training begins: all that it learns from is there, it fits into its GPUs by the model's headers, and its
+folder is free for it, or holds it already. No torch.
 """
 
 from __future__ import annotations
@@ -10,36 +10,43 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 
+from gpuherd import __version__
 from gpuherd.batch.options import RunOptions
-from gpuherd.errors import BadModel, GpuherdError, JobCannotFit, MissingExtra, MissingModel, UsageError
+from gpuherd.errors import (
+    GpuherdError,
+    JobCannotFit,
+    MissingExtra,
+    UsageError,
+    printable,
+    usage_named,
+)
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.models.memory.kv_cache import MIB, Workload
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus
 from gpuherd.models.place.resources import read_with_precision, resources_of
-from gpuherd.posttrain.data.chat import refuse_without_template
-from gpuherd.posttrain.data.preference_rows import Conversation, Messages
 from gpuherd.posttrain.engine.callbacks import check_callbacks
 from gpuherd.posttrain.envs.interface import EnvironmentOptions, Environments
 from gpuherd.posttrain.learning.data import (
-    all_but_test,
     evaluated_on,
-    file_of,
-    learns_from_pairs,
     make_environments,
+    of_file,
     problems_of,
     task_of,
+    training_problems,
 )
-from gpuherd.posttrain.learning.settings import BACKEND, TrainSettings
+from gpuherd.posttrain.learning.settings import BACKEND, TrainSettings, read_settings
 from gpuherd.posttrain.preference.proxy import ProxyOptions
-from gpuherd.posttrain.rewards.function import FunctionRewards
+from gpuherd.posttrain.rewards.function import FunctionRewards, digest_of
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, check_lengths, lengths_of
 from gpuherd.posttrain.rollout.vllm import require_vllm
 from gpuherd.posttrain.runs.blocks import ModelPair
+from gpuherd.posttrain.runs.folder import BadRun, TrainDirectory
 from gpuherd.posttrain.runs.memory import Scorer, TrainingTask, vllm_memory
 from gpuherd.posttrain.runs.plan import StepRequest
 from gpuherd.posttrain.runs.prepare import refuse_frozen, refuse_proxy
 from gpuherd.posttrain.types import BackendName, Problem, Split
+from gpuherd.runs.files import write_file
 from gpuherd.units import gib
 
 logger = logging.getLogger(__name__)
@@ -69,21 +76,25 @@ def check_data(settings: TrainSettings) -> Texts | None:
     if settings.policy_env is not None and settings.policy_env.env_type != "custom":
         with closing(make_environments("policy_env", settings.policy_env, "cpu")) as environments:
             task = task_of(algorithm, environments)
-            found = problems_of(environments, "policy_env", Split.TRAIN, settings.problems, seed)
+            found = training_problems(settings, environments)
             settings.with_problems(len(found))
             _check_reward("policy_env", settings.policy_env, found)
             if task is None:
                 words = _first_words(environments, found, seed)
             else:
-                asked = algorithm.evaluated(task)
-                words = [each.prompt for each in problems_of(asked, "policy_env", Split.TRAIN, settings.problems, seed)]
+                words = [each.prompt for each in training_problems(settings, algorithm.evaluated(task))]
             source = f"{len(found)} training problems of {environments.name}{_left_out(environments, seed)}"
             texts = Texts(words, turns=environments.most_turns, source=source)
     if settings.eval_every:
         for number, block in enumerate(settings.eval_envs):
-            _check_evaluation(f"eval_envs[{number}]", block, settings)
+            if block.env_type == "custom":
+                continue
+            where = f"eval_envs[{number}]"
+            with closing(make_environments(where, block, "cpu")) as environments:
+                evaluated_on(algorithm, environments, where)
+                _check_reward(where, block, problems_of(environments, where, Split.TEST, settings.eval_episodes, seed))
     _check_models(settings)
-    return texts if settings.data_file is None else _read_file(settings)
+    return texts if settings.data_file is None else of_file(settings, algorithm).texts
 
 
 def check_model(settings: TrainSettings) -> None:
@@ -122,23 +133,11 @@ def _check_models(settings: TrainSettings) -> None:
             read_preferences(algorithm.options.preferences)
 
 
-def _check_evaluation(where: str, block: EnvironmentOptions, settings: TrainSettings) -> None:
-    if block.env_type == "custom":
-        return
-    with closing(make_environments(where, block, "cpu")) as environments:
-        evaluated_on(settings.algorithm.make(), environments, where)
-        found = problems_of(environments, where, Split.TEST, settings.eval_episodes, settings.sampling.seed)
-        _check_reward(where, block, found)
-
-
 def _check_reward(where: str, block: EnvironmentOptions, problems: Sequence[Problem]) -> None:
     """Raises UsageError for a reward function that can't score these problems."""
     if block.task.reward is not None:
-        try:
-            with FunctionRewards(block.task.reward, block.task.reward_timeout) as scoring:
-                scoring.check(problems)
-        except UsageError as problem:
-            raise UsageError(f"{where}: {problem}") from None
+        with usage_named(f"{where}: "), FunctionRewards(block.task.reward, block.task.reward_timeout) as scoring:
+            scoring.check(problems)
 
 
 def _first_words(environments: Environments, problems: Sequence[Problem], seed: int) -> list[str]:
@@ -157,61 +156,6 @@ def _left_out(environments: Environments, seed: int) -> str:
         f"{count} more are {'held out' if split is Split.HELDOUT else 'its test'}" for split, count in counts.items()
     ]
     return "".join(f"; {each}" for each in words)
-
-
-def _read_file(settings: TrainSettings) -> Texts:
-    if not learns_from_pairs(settings.algorithm.make()):
-        return _demonstrations(settings)
-    from gpuherd.posttrain.preference.data import read_preferences
-
-    file = file_of(settings)
-    told = read_preferences(file, limit=settings.problems)
-    answers = [said for each in told.pairs for said in (each.chosen, each.rejected)]
-    source = "; ".join(filter(None, (f"{len(told.pairs)} preferences of {file}", told.refusals())))
-    return Texts([_text_of(each.prompt) for each in told.pairs], answers, 1, source)
-
-
-def _demonstrations(settings: TrainSettings) -> Texts:
-    from gpuherd.posttrain.data.options import TaskOptions
-    from gpuherd.posttrain.data.registry import is_task, make_task
-
-    file, count = file_of(settings), settings.problems
-    if is_task(file):
-        with closing(make_task(file, TaskOptions())) as task:
-            found = all_but_test(task, count, settings.sampling.seed)
-            source = f"{len(found)} training problems of {task.name}; its test is left out"
-        return Texts([each.prompt for each in found], [each.answers[0] for each in found if each.answers], 1, source)
-    from gpuherd.posttrain.preference.data import read_demonstrations
-
-    if getattr(settings.algorithm.options, "filter_low_reward", False):
-        raise UsageError(
-            f"sft.filter_low_reward: the rows of {file} are scored by nothing; leave it out, or name a task by "
-            "training.data_file"
-        )
-    read = read_demonstrations(file, limit=count)
-    if any(isinstance(each.example, Conversation) for each in read.shown):
-        _check_template(settings.base, file)
-    said = "; ".join(filter(None, (read.sentence, read.refusals())))
-    pairs = [pair for each in read.shown for pair in each.pairs]
-    return Texts([prompt for prompt, _ in pairs], [answer for _, answer in pairs], 1, said)
-
-
-def _check_template(model: str, file: str) -> None:
-    """Raises UsageError for conversations and a model without a chat template, where its files can be read."""
-    from gpuherd.models.load.identity import model_files
-
-    try:
-        folder = model_files(model).tokenizer_folder
-    except (MissingModel, BadModel):
-        return  # planning or loading the model reports it
-    try:
-        refuse_without_template(folder, model)
-    except UsageError as problem:
-        raise UsageError(f"training.data_file: {file} holds conversations: {problem}") from None
-
-
-def _text_of(prompt: str | Messages) -> str:
-    return prompt if isinstance(prompt, str) else "\n\n".join(said for _, said in prompt)
 
 
 def training_task(
@@ -312,3 +256,81 @@ def foretell(settings: TrainSettings, here: int, processes: int, lengths: Length
         logger.info("%s", need_of(told, cards, processes, lengths).sentence)
     except JobCannotFit as problem:
         logger.warning("memory may run out: %s", problem)
+
+
+# ---- the folder
+
+
+def look_over(folder: TrainDirectory, settings: TrainSettings, *, resume: bool) -> None:
+    """Checks that the folder is free for this training, or holds it already. Writes nothing.
+
+    Raises UsageError: the folder holds another training, or this one without ``resume``, or something else.
+    """
+    if folder.config.exists():
+        if not resume:
+            state = "has ended" if folder.done.exists() else "was begun"
+            raise UsageError(
+                f"{folder.root}: a training {state} here; add --resume to go on, or choose another --output"
+            )
+        refuse_another(folder, settings)
+        if not folder.done.exists():
+            _refuse_other_rewards(folder, settings)
+    elif folder.root.is_dir() and any(path.name not in _OURS for path in folder.root.iterdir()):
+        raise UsageError(f"{folder.root}: there are files of something else; choose another --output")
+
+
+def begin(folder: TrainDirectory, settings: TrainSettings, *, resume: bool, simulate: bool = False) -> None:
+    """Begins the folder, or resumes it. Raises as ``look_over``, and CannotWrite.
+
+    Args:
+        simulate: its GPUs are simulated, which is recorded.
+    """
+    look_over(folder, settings, resume=resume)
+    if not folder.config.exists():
+        folder.create_root()
+        about = {"gpuherd_version": __version__, "name": settings.experiment_name, "simulated": simulate}
+        folder.write_record({**about, "rewards": _rewards(settings)})
+    write_file(folder.config, settings.as_yaml().encode())
+
+
+# What a start leaves that was killed before it wrote config.yaml; the second line is the queue's of a cluster's engine.
+_OURS = (
+    "run.json", "run.log", "train.lock",
+    "attempts", "control.fifo", "failures.jsonl", "gpu_metrics.json", "handover", "logs", "queue.lock", "queue.sqlite",
+    "queue.sqlite-shm", "queue.sqlite-wal", "standing.json",
+)  # fmt: skip
+
+
+def refuse_another(folder: TrainDirectory, settings: TrainSettings) -> None:
+    """Raises UsageError where the folder's training differs from this one in what changes results, by key."""
+    kept, wanted = (each.deciding() for each in (read_settings(folder.config), settings))
+    for key in sorted({*kept, *wanted}):
+        if kept.get(key) != wanted.get(key):
+            raise UsageError(
+                f"{folder.root} holds another training: its {key} is {printable(repr(kept.get(key)))}, and here it is "
+                f"{printable(repr(wanted.get(key)))}; choose another --output, or the old value"
+            )
+
+
+def _refuse_other_rewards(folder: TrainDirectory, settings: TrainSettings) -> None:
+    """Raises UsageError where a reward function has changed since the training began."""
+    try:
+        begun = folder.record()["rewards"]
+    except (BadRun, KeyError):  # of a training that an earlier version began
+        return
+    for where, digest in _rewards(settings).items():
+        if begun.get(where, digest) != digest:
+            raise UsageError(
+                f"{folder.root} was begun with another {where}.reward, whose file has changed since; put the old one "
+                "back, or choose another --output"
+            )
+
+
+def _rewards(settings: TrainSettings) -> dict[str, str]:
+    """The digests of reward functions, by the block that names each."""
+    blocks = {
+        "policy_env": settings.policy_env,
+        **{f"eval_envs[{number}]": each for number, each in enumerate(settings.eval_envs)},
+    }
+    named = {where: each.task.reward for where, each in blocks.items() if each is not None}
+    return {where: digest_of(reward) for where, reward in named.items() if reward is not None}

@@ -21,7 +21,7 @@ from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.posttrain.data import benchmarks
 from gpuherd.posttrain.data.dataset import by_model
 from gpuherd.posttrain.engine.checkpoints import FILE_BYTES
-from gpuherd.posttrain.learning.preflight import check_data, foretell, need_of, training_task
+from gpuherd.posttrain.learning.prepare import check_data, foretell, need_of, training_task
 from gpuherd.posttrain.learning.settings import TrainSettings, settings_of
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, Texts, lengths_of
 from gpuherd.posttrain.runs.memory import _ASLEEP_MB, host_memory, host_words, vllm_memory

@@ -10,55 +10,56 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.posttrain.learning.folder import TrainDirectory, prepare
+from gpuherd.posttrain.learning.prepare import begin
 from gpuherd.posttrain.learning.settings import read_settings, settings_of
+from gpuherd.posttrain.runs.folder import TrainDirectory
 
 CONFIG = settings_of({"policy_env": {"dataset": "arithmetic"}})
 
 
 def test_a_folder_is_begun_and_gone_on_with(tmp_path: Path) -> None:
     folder = TrainDirectory(tmp_path / "new" / "run")
-    prepare(folder, CONFIG, resume=False)
+    begin(folder, CONFIG, resume=False)
     assert read_settings(folder.config) == CONFIG
     about = json.loads(folder.run_json.read_text())
     assert (about["kind"], about["simulated"]) == ("train", False)
     other = TrainDirectory(tmp_path / "simulated")
-    prepare(other, CONFIG, resume=False, simulate=True)
+    begin(other, CONFIG, resume=False, simulate=True)
     assert json.loads(other.run_json.read_text())["simulated"] is True
     folder.stop.touch()
-    prepare(folder, CONFIG, resume=True)
+    begin(folder, CONFIG, resume=True)
     assert folder.stop.exists()  # it may be meant for the start that is being made
 
 
 def test_the_folder_is_what_is_said_and_a_name_leads_nowhere_else(tmp_path: Path) -> None:
     told = replace(CONFIG, experiment_name="../../etc/passwd")
-    found = TrainDirectory.of(told).root
+    found = told.directory().root
     assert found.parent == Path("outputs").absolute() and found.name.startswith("etc-passwd-")
-    assert TrainDirectory.of(CONFIG).root == Path("outputs/training").absolute()
+    assert CONFIG.directory().root == Path("outputs/training").absolute()
     named = replace(told, output_dir=str(tmp_path / "mine"))
-    assert TrainDirectory.of(named).root == tmp_path / "mine"
-    assert TrainDirectory.of(named, str(tmp_path / "other")).root == tmp_path / "other"
+    assert named.directory().root == tmp_path / "mine"
+    assert named.directory(str(tmp_path / "other")).root == tmp_path / "other"
 
 
 def test_without_resume_it_is_refused(tmp_path: Path) -> None:
     folder = TrainDirectory(tmp_path / "run")
-    prepare(folder, CONFIG, resume=False)
+    begin(folder, CONFIG, resume=False)
     with pytest.raises(UsageError, match="a training was begun here; add --resume"):
-        prepare(folder, CONFIG, resume=False)
+        begin(folder, CONFIG, resume=False)
     folder.done.write_text("{}")
     with pytest.raises(UsageError, match="a training has ended here"):
-        prepare(folder, CONFIG, resume=False)
+        begin(folder, CONFIG, resume=False)
 
 
 def test_another_training_is_refused_by_its_key(tmp_path: Path) -> None:
     folder = TrainDirectory(tmp_path / "run")
-    prepare(folder, CONFIG, resume=False)
+    begin(folder, CONFIG, resume=False)
     other = CONFIG.changed(model__model_name_or_path="other")
     with pytest.raises(UsageError, match=r"its model\.model_name_or_path is 'gpt2', and here it is 'other'"):
-        prepare(folder, other, resume=True)
+        begin(folder, other, resume=True)
     # What changes no result may be another.
     faster = CONFIG.changed(training__micro_batch_size=2, training__save_every=1, distributed__num_gpus=2)
-    prepare(folder, faster, resume=True)
+    begin(folder, faster, resume=True)
     assert read_settings(folder.config) == faster
 
 
@@ -70,11 +71,11 @@ def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
     assert (options.samples_per_prompt, options.clip_range, options.reward_normalization) == (8, 0.1, "none")
     assert (kept.discount, kept.sampling.temperature, kept.sampling.max_new_tokens) == (0.5, 0.3, 9)
     assert (kept.steps(2).strategy, kept.steps(2).fsdp_cpu_offload) == ("fsdp", True)
-    prepare(folder, kept.changed(training__micro_batch_size=1), resume=True)
+    begin(folder, kept.changed(training__micro_batch_size=1), resume=True)
     with pytest.raises(UsageError, match=r"its grpo\.clip_range is 0\.1, and here it is 0\.2"):
-        prepare(folder, kept.changed(grpo__clip_range=0.2), resume=True)
+        begin(folder, kept.changed(grpo__clip_range=0.2), resume=True)
     with pytest.raises(UsageError, match=r"its grpo\.num_iterations is 1, and here it is 2"):
-        prepare(folder, kept.changed(grpo__num_iterations=2), resume=True)
+        begin(folder, kept.changed(grpo__num_iterations=2), resume=True)
 
 
 def test_a_training_does_not_go_on_with_another_reward(tmp_path: Path) -> None:
@@ -87,27 +88,27 @@ def test_a_training_does_not_go_on_with_another_reward(tmp_path: Path) -> None:
     )
     folder, earlier = TrainDirectory(tmp_path / "run"), TrainDirectory(tmp_path / "earlier")
     for each in (folder, earlier):
-        prepare(each, config, resume=False)
-        prepare(each, slower, resume=True)
+        begin(each, config, resume=False)
+        begin(each, slower, resume=True)
     about = json.loads(earlier.run_json.read_text())
     assert about.pop("rewards").keys() == {"policy_env", "eval_envs[0]"}
     earlier.run_json.write_text(json.dumps(about))  # as an earlier version writes it
     file.write_text(file.read_text().replace("0.0", "1.0"))
     with pytest.raises(UsageError, match=r"was begun with another policy_env\.reward, whose file has changed since"):
-        prepare(folder, config, resume=True)
-    prepare(earlier, config, resume=True)
+        begin(folder, config, resume=True)
+    begin(earlier, config, resume=True)
     folder.done.write_text("{}")
-    prepare(folder, config, resume=True)
+    begin(folder, config, resume=True)
 
 
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(UsageError, match="files of something else"):
-        prepare(TrainDirectory(tmp_path), CONFIG, resume=False)
+        begin(TrainDirectory(tmp_path), CONFIG, resume=False)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotWrite):
-        prepare(TrainDirectory(tmp_path / "file" / "run"), CONFIG, resume=False)
+        begin(TrainDirectory(tmp_path / "file" / "run"), CONFIG, resume=False)
 
 
 def test_a_damaged_summary_is_told(tmp_path: Path) -> None:
