@@ -99,7 +99,7 @@ def test_a_dry_run_tells_and_starts_nothing(
         (["--num-gpus=2", "--gpu-ids", "1"], "--gpu-ids names 1"),
         (["--device=cpu", "seed"], "is no setting"),
         (["--device=cpu", "grpo.group_size=0"], r"grpo\.group_size=0; the least is 1"),
-        (["--device=cpu", "training.seed=1e30"], r"training\.seed=10+.*; from 0 to 1e\+15"),
+        (["--device=cpu", "training.seed=1e30"], r"training\.seed=10+.*; the least is 0, and the most 1e\+15"),
         (["--device=cpu", "training.num_rollouts_per_iteration=64"], "asks for 16 problems a step, and there are"),
         (["--nnodes=2", "--num-gpus=2"], "master_port is missing.*--engine slurm or --engine ray.*, starts them all"),
         (["--engine=slurm", "--nnodes=2", "--node-rank=0"], "--node-rank is for machines that you start yourself"),

@@ -31,7 +31,7 @@ Range = tuple[Callable[[float], bool], str]
 OPTION: Any = object()  # the default is the option's
 _FROM_1: Range = (lambda value: value >= 1, "the least is 1")
 _FROM_0: Range = (lambda value: value >= 0, "the least is 0")
-_SEED: Range = (lambda value: 0 <= value <= MOST_SEED, f"from 0 to {MOST_SEED:g}")
+_SEED: Range = (lambda value: 0 <= value <= MOST_SEED, f"the least is 0, and the most {MOST_SEED:g}")
 _ABOVE_0: Range = (lambda value: value > 0, "it is above 0")
 _FRACTION: Range = (lambda value: 0 <= value <= 1, "it is from 0 to 1")
 _LAW: Range = (lambda value: 0 < value <= 1, "it is from 0 to 1, and above 0")
