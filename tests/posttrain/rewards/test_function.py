@@ -49,6 +49,9 @@ def array(completions):
 def raises(completions, **columns):
     return [1 / len(text.replace("no", "")) for text in completions]
 
+def rambles(completions, **columns):
+    raise ValueError("a bug\\nof \\x1b[31mtwo lines")
+
 def nan(completions, **columns):
     return [float("nan") if text == "no" else 1.0 for text in completions]
 
@@ -177,6 +180,7 @@ def test_forms_of_functions(file: Path, function: str, expected: list[float]) ->
             "raises",
             r"problem p2: it raised ZeroDivisionError: .* \(own\.py, line \d+\); it must return a list with one",
         ),
+        ("rambles", r"problem p0: it raised ValueError: a bug of \\x1b\[31mtwo lines \(own\.py, line \d+\); it must"),
         ("nan", "problem p2: it returned nan as a reward"),
         ("infinite", r"problem p0: it returned 1000*… as a reward"),
         ("none", "problem p0: it returned None;"),

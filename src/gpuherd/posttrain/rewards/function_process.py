@@ -218,11 +218,16 @@ def described(problem: BaseException, caller: str = __file__) -> str:
         caller: the file that has called the user's code.
     """
     name = f"SystemExit ({problem.code})" if isinstance(problem, SystemExit) else type(problem).__name__
-    text = "" if isinstance(problem, SystemExit) else str(problem)
+    text = "" if isinstance(problem, SystemExit) else _one_line(str(problem))
     own = _own_frames(problem, caller)
     in_file = [each for each in own if each.filename == own[0].filename]
     line = f" ({Path(in_file[-1].filename).name}, line {in_file[-1].lineno})" if own else ""
     return f"{name}{f': {text[:_SHOWN]}' if text else ''}{line}"
+
+
+def _one_line(text: str) -> str:
+    """A text of the user's in one line, without signs that can't be seen: of a log the last line is told."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(text.split()))
 
 
 def print_traceback(problem: BaseException, caller: str = __file__) -> None:
