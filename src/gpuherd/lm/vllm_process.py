@@ -107,7 +107,7 @@ class _Served:
         from vllm import SamplingParams
 
         params = [SamplingParams(**settings) for _, settings in requests]
-        with self._telling():
+        with self._signalling():
             outputs = self._llm.generate(
                 [{"prompt_token_ids": list(ids)} for ids, _ in requests],
                 params,
@@ -145,19 +145,19 @@ class _Served:
             shutil.rmtree(each, ignore_errors=True)
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _signalling(self) -> Iterator[None]:
         """Signs are sent while the engine makes steps."""
         engine = self._llm.llm_engine
-        step, told = engine.step, time.monotonic()
+        step, last = engine.step, time.monotonic()
 
-        def telling() -> Any:
-            nonlocal told
-            if time.monotonic() > told + _SIGN_S:
-                told = time.monotonic()
+        def signalling() -> Any:
+            nonlocal last
+            if time.monotonic() > last + _SIGN_S:
+                last = time.monotonic()
                 self._sign()
             return step()
 
-        engine.step = telling
+        engine.step = signalling
         try:
             yield
         finally:

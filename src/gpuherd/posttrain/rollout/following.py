@@ -97,8 +97,8 @@ class FollowingSampler(VllmSampler):
             self._with_room(longest + self._turns * self.sampling.max_new_tokens)
         first = self._world.rank - self._world.local_rank  # of this machine
         with self._in_memory() if self._world.rank == first else nullcontext() as mine:
-            told = self._world.gather(None if mine is None else (mine, self._write(mine)))
-            written = {rank: each for rank, each in enumerate(told) if each is not None}
+            gathered = self._world.gather(None if mine is None else (mine, self._write(mine)))
+            written = {rank: each for rank, each in enumerate(gathered) if each is not None}
             for _, problem in written.values():
                 if problem is not None:
                     raise CannotWrite(problem)
