@@ -49,8 +49,11 @@ class ModelRef:
 
 
 def quoted(text: str) -> str:
-    """A repr for error messages: no control characters, and cut after 80 characters."""
-    return repr(text) if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]!r}... ({len(text)} characters)"
+    """A repr for error messages: no control characters, and of more than 80 characters the first and last 40."""
+    if len(text) <= LONGEST_SHOWN:
+        return repr(text)
+    half = LONGEST_SHOWN // 2
+    return f"{text[:half]!r}...{text[-half:]!r} ({len(text)} characters)"
 
 
 def is_there(text: str) -> bool:

@@ -76,7 +76,7 @@ def test_right_answers_against_wrong_samples(policy_model: Path, caplog: pytest.
         ({"beta": 0.0}, "beta=0.0; it is above 0"),
         ({"label_smoothing": 0.5}, "label_smoothing=0.5; it is from 0 to under 0.5"),
         ({"label_smoothing": 0.1, "loss_type": "ipo"}, "label_smoothing with loss_type=ipo: only sigmoid knows it"),
-        ({"rpo_weight": -1.0}, "rpo_weight=-1.0; it is 0 or above"),
+        ({"rpo_weight": -1.0}, "rpo_weight=-1.0; the least is 0"),
         ({"samples_per_example": 1}, "samples_per_example=1; a comparison takes 2"),
         ({"max_tries": 0}, "max_tries=0"),
     ],

@@ -66,7 +66,7 @@ def test_numbers_out_of_range_are_refused_by_their_keys(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("GRPO", {"num_iterations": 0}, "algos.GRPO.num_iterations=0; it is 1 or above"),
+        ("GRPO", {"num_iterations": 0}, "algos.GRPO.num_iterations=0; the least is 1"),
         ("GRPO", {"num_iterations": -(10**400)}, "algos.GRPO.num_iterations=-1000"),
         ("GRPO", {"lr": 10**400}, "algos.GRPO.lr=inf; it is above 0"),
         ("GRPO", {"clip_range": -0.2}, "algos.GRPO.clip_range=-0.2; it is above 0, and at most 1"),
@@ -83,15 +83,15 @@ def test_numbers_out_of_range_are_refused_by_their_keys(name: str) -> None:
             "algos.GRPO.max_resample_times=1 with online=false: what was collected can't be drawn again",
         ),
         ("PPO", {"loss_type": "gspo"}, "algos.PPO.loss_type=gspo: it clips the ratio of whole answers"),
-        ("RLOO", {"num_iterations": 0}, "algos.RLOO.num_iterations=0; it is 1 or above"),
+        ("RLOO", {"num_iterations": 0}, "algos.RLOO.num_iterations=0; the least is 1"),
         ("Distill", {}, "algos.Distill.teacher is missing"),
         ("GRPO", {"samples_per_prompt": 1}, "algos.GRPO.samples_per_prompt=1; an answer alone in its group"),
         ("PPO", {"clip_range_vf": 0}, "algos.PPO.clip_range_vf=0.0; it is above 0"),
-        ("PPO", {"gae_lambda": 1.1}, "algos.PPO.gae_lambda=1.1; it is 0 or above, and at most 1"),
+        ("PPO", {"gae_lambda": 1.1}, "algos.PPO.gae_lambda=1.1; the least is 0, and the most 1"),
         ("PPO", {"target_kl": -1}, "algos.PPO.target_kl=-1.0"),
-        ("REINFORCE", {"entropy_coef": -1}, "algos.REINFORCE.entropy_coef=-1.0; it is 0 or above"),
-        ("DPO", {"lora": {"r": 0}}, "algos.DPO.lora.r=0; it is 1 or above"),
-        ("QSharp", {"num_atoms": 1}, "algos.QSharp.num_atoms=1; it is 2 or above"),
+        ("REINFORCE", {"entropy_coef": -1}, "algos.REINFORCE.entropy_coef=-1.0; the least is 0"),
+        ("DPO", {"lora": {"r": 0}}, "algos.DPO.lora.r=0; the least is 1"),
+        ("QSharp", {"num_atoms": 1}, "algos.QSharp.num_atoms=1; the least is 2"),
     ],
 )
 def test_ranges_are_told_with_the_whole_key(name: str, values: dict[str, object], message: str) -> None:

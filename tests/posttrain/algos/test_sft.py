@@ -117,7 +117,7 @@ def test_nothing_stands_before_a_first_token() -> None:
         ({"batch_size": 0}, "batch_size=0"),
         ({"lr": 0.0}, "lr=0.0"),
         ({"samples_per_example": 0}, "samples_per_example=0"),
-        ({"bc_weight": -1.0}, "bc_weight=-1.*; it is 0 or above"),
+        ({"bc_weight": -1.0}, "bc_weight=-1.*; the least is 0"),
         ({"mode": "combined", "bc_weight": 0.0, "world_model_weight": 0.0}, "nothing is learnt from"),
     ],
 )

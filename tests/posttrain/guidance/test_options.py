@@ -52,7 +52,7 @@ def test_a_block_of_the_papers_configuration_is_read() -> None:
         ({"weight_decay": -1}, "weight_decay="),
         ({"grad_clip": 0}, "grad_clip="),
         ({"validation_share": 1}, "validation_share="),
-        ({"num_atoms": 1}, "num_atoms=1; it is 2 or above"),
+        ({"num_atoms": 1}, "num_atoms=1; the least is 2"),
         ({"V_min": 1, "V_max": 0}, "V_min=1.0, V_max=0.0"),
         ({"V_max": 2, "loss_type": "bce"}, "V_max=2"),
         ({"loss_type": "ppo"}, "loss_type"),

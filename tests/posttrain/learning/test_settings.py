@@ -95,7 +95,7 @@ def test_an_algorithm_is_named_as_in_rounds() -> None:
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"rloo": {"lr": "x"}}, r"training\.learning_rate=x: it should be a number"),
         ({"rloo": {"lr": -1}}, r"training\.learning_rate=-1\.0; it is above 0"),
-        ({"rloo": {"kl_coef": -1}}, r"rloo\.kl_coef=-1\.0; it is 0 or above"),
+        ({"rloo": {"kl_coef": -1}}, r"rloo\.kl_coef=-1\.0; the least is 0"),
         ({"pita": {}}, "there is no key pita; possible here: experiment_name, .*, engine, training, model"),
     )
     for block, told_of in wrong:

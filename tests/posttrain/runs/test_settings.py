@@ -96,7 +96,7 @@ def test_what_is_shared_reaches_those_that_were_not_told_themselves() -> None:
         (["datasets=[]"], "no data sets"),
         (["training.micro_batchsize=1"], "no key training.micro_batchsize; did you mean training.micro_batch_size?"),
         (["micro_batch_size=1"], "did you mean training.micro_batch_size?"),
-        (["training.micro_batch_size=0"], "training.micro_batch_size=0; it is 1 or above"),
+        (["training.micro_batch_size=0"], "training.micro_batch_size=0; the least is 1"),
         (["rounds_of_training=0"], "rounds_of_training=0; the least is 1"),
         (["generation.temperature=0"], "generation.temperature=0.0; it is above 0"),
         (["generation.top_p=1.5"], "generation.top_p=1.5"),
@@ -114,7 +114,7 @@ def test_what_is_shared_reaches_those_that_were_not_told_themselves() -> None:
         (["evaluation.num_samples=0"], "evaluation.num_samples=0; the least is 1"),
         (["evaluation.kl_samples=99"], "evaluation.kl_samples=99; it is from 1 to the samples, "),
         (["training.lr=-1"], "training.lr=-1.0; it is above 0"),
-        (["training.seed=1e30"], "training.seed=1000000000000000019884624838656; it is -1e+15 or above, and at most"),
+        (["training.seed=1e30"], "training.seed=1000000000000000019884624838656; the least is -1e+15, and the most"),
         (["algos.GRPO.enabled=true", "algos.grpo.lr=1e-3"], "algos.grpo and algos.GRPO differ in case alone"),
     ],
 )

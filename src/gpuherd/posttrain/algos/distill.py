@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import register
+from gpuherd.posttrain.config.typed import check_range
 from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS, HeadGradients, Reading, chunk_logits, head_dtype, read
-from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import LATER, LossType, PolicyGradient, SamplingOptions, collected
 from gpuherd.posttrain.policy_gradient.forward import Batch, batch_of
 from gpuherd.posttrain.policy_gradient.objective import recorded_log_probs, summed, sums_of, total_weight

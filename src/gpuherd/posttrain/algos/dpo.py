@@ -23,6 +23,7 @@ from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.from_rows import FittingOptions, plan_of, policy_in, rows_of_kind, trained_module
 from gpuherd.posttrain.algos.registry import register
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.engine.fit import TrainSetup, digest, fit
 from gpuherd.posttrain.preference.data import best_and_worst, by_problem, compared
 from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Rollout, Row, Training
@@ -88,12 +89,9 @@ class Options(FittingOptions):
             raise UsageError(f"label_smoothing={self.label_smoothing}; it is from 0 to under 0.5")
         if self.label_smoothing and self.loss_type != LossType.SIGMOID:
             raise UsageError(f"label_smoothing with loss_type={self.loss_type}: only sigmoid knows it; leave it out")
-        if not 0 <= self.rpo_weight < float("inf"):
-            raise UsageError(f"rpo_weight={self.rpo_weight}; it is 0 or above")
+        at_least(self, rpo_weight=0, max_tries=1)
         if self.pairing == Pairing.BEST_WORST and self.samples_per_example < 2:
             raise UsageError(f"samples_per_example={self.samples_per_example}; a comparison takes 2 at least")
-        if self.max_tries < 1:
-            raise UsageError(f"max_tries={self.max_tries}; the least is 1")
 
 
 @register

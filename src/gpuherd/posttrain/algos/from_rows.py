@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.engine.checkpoints import DIGESTS
 from gpuherd.posttrain.engine.fit import TrainPlan, model_folder, save_every_for, steps_for
 from gpuherd.posttrain.engine.options import Lora, Optimised, StepOptions, Watching, hooks_of
@@ -41,10 +42,7 @@ class FittingOptions(Optimised):
     lora: Lora | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("max_steps", 1), ("save_every", 1), ("num_workers", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{name}={value}; the least is {least}")
+        at_least(self, epochs=1, batch_size=1, max_steps=1, save_every=1, num_workers=0)
         _ = self.optimiser  # refuses what is out of range
 
     def identity(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import register
-from gpuherd.posttrain.engine.options import check_range
+from gpuherd.posttrain.config.typed import check_range
 from gpuherd.posttrain.policy_gradient.advantages import Normalization, RunningMoments, grouped_advantages
 from gpuherd.posttrain.policy_gradient.algorithm import LATER, LossType, PolicyGradient, PolicyOptions
 from gpuherd.posttrain.policy_gradient.objective import Item

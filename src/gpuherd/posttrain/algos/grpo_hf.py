@@ -23,6 +23,7 @@ from gpuherd.posttrain.algos.dpo import of_samples
 from gpuherd.posttrain.algos.from_rows import FittingOptions, identity_of, policy_in, rows_of_kind
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import register
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.engine.fit import digest, is_finished, model_folder, refuse_another, save_every_for, steps_for
 from gpuherd.posttrain.engine.options import hooks_of
 from gpuherd.posttrain.policy_gradient import algorithm
@@ -73,11 +74,7 @@ class Options(FittingOptions, ProxyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_proxy()
-        for name in ("samples_per_prompt", "samples_per_example"):
-            if getattr(self, name) < 2:
-                raise UsageError(f"{name}={getattr(self, name)}; the least is 2")
-        if not 0 <= self.kl_coef < float("inf"):
-            raise UsageError(f"kl_coef={self.kl_coef}; it is 0 or above")
+        at_least(self, samples_per_prompt=2, samples_per_example=2, kl_coef=0)
 
 
 @register

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.registry import register
-from gpuherd.posttrain.engine.options import check_range
+from gpuherd.posttrain.config.typed import check_range
 from gpuherd.posttrain.engine.train_engine import StepFigures, pooled_means
 from gpuherd.posttrain.policy_gradient.advantages import KLControl, estimated
 from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import register
-from gpuherd.posttrain.engine.options import check_range
+from gpuherd.posttrain.config.typed import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import LossType, PolicyGradient, PolicyOptions
 from gpuherd.posttrain.policy_gradient.objective import Item
 from gpuherd.posttrain.policy_gradient.plan import groups_of

@@ -22,10 +22,10 @@ from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.from_rows import FittingOptions, plan_of, policy_in, rows_of_kind, trained_module
 from gpuherd.posttrain.algos.registry import register
+from gpuherd.posttrain.config.typed import check_range
 from gpuherd.posttrain.data.packing import attention_mask, pack, refusal
 from gpuherd.posttrain.data.preference_rows import conversation_of
 from gpuherd.posttrain.engine.fit import TrainSetup, digest, fit
-from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Reward, Rollout, Row, Training
 
 if TYPE_CHECKING:

@@ -88,11 +88,26 @@ def nearest_or_all(name: str, possible: Sequence[str]) -> str:
     return did_you_mean(name, possible, f"possible: {', '.join(possible)}" if possible else "")
 
 
+def check_range(
+    options: object, name: str, least: float = 0, most: float = math.inf, *, above: float | None = None
+) -> None:
+    """Refuses a number that is not ``least`` or more (or more than ``above``), ``most`` at most and finite; None is
+    allowed, where a field has it. Raises UsageError, which begins with the name."""
+    value = getattr(options, name)
+    if value is None or (
+        -math.inf < value < math.inf and value <= most and (value >= least if above is None else value > above)
+    ):
+        return
+    low, high = f"the least is {least:g}", f", and the most {most:g}"
+    if above is not None:
+        low, high = f"it is above {above:g}", f", and at most {most:g}"
+    raise UsageError(f"{name}={value}; {low}{'' if math.isinf(most) else high}")
+
+
 def at_least(options: object, **lowest: float) -> None:
-    """Raises UsageError where a field of a dataclass is below its lowest value; None is not."""
+    """Raises UsageError where a number of a dataclass is below its lowest value, or not finite; None is allowed."""
     for name, least in lowest.items():
-        if (value := getattr(options, name)) is not None and value < least:
-            raise UsageError(f"{name}={value}; the least is {least}")
+        check_range(options, name, least)
 
 
 _MAPPINGS = (dict, Mapping)

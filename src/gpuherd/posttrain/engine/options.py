@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.posttrain.config.typed import check_range
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.types import Training
@@ -72,13 +73,13 @@ class OptimiserOptions:
         _named(Scheduler, "scheduler", self.scheduler)
         _named(Optimizer, "optimizer", self.optimizer)
         _check("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
-        _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or above")
+        check_range(self, "weight_decay", 0)
         _check("betas", self.betas[0], 0 <= self.betas[0] < 1, "from 0 to under 1")
         _check("betas", self.betas[1], 0 <= self.betas[1] < 1, "from 0 to under 1")
         _check("eps", self.eps, self.eps > 0, "above 0")
         if self.max_grad_norm is not None:
             _check("max_grad_norm", self.max_grad_norm, self.max_grad_norm > 0, "above 0, or null for none")
-        _check("warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or above")
+        check_range(self, "warmup_steps", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,8 @@ class StepOptions:
     def __post_init__(self) -> None:
         _named(Strategy, "strategy", self.strategy)
         _named(Sharding, "fsdp_sharding_strategy", self.fsdp_sharding_strategy)
-        _check("micro_batch_size", self.micro_batch_size, self.micro_batch_size >= 1, "1 or above")
-        if self.clear_cache_interval is not None:
-            _check("clear_cache_interval", self.clear_cache_interval, self.clear_cache_interval >= 1, "1 or above")
+        check_range(self, "micro_batch_size", 1)
+        check_range(self, "clear_cache_interval", 1)
         if self.dynamic_batch_size and self.shards:
             raise UsageError(
                 "dynamic_batch_size with strategy fsdp: a process whose memory runs out can't leave a step that all do "
@@ -194,23 +194,6 @@ class Lora:
         _check("dropout", self.dropout, 0 <= self.dropout < 1, "from 0 to under 1")
         if self.target_modules == ():
             raise UsageError("target_modules=[]: no layer would get an adapter; PEFT chooses them for null")
-
-
-def check_range(
-    options: object, name: str, least: float | None = None, most: float = math.inf, *, above: float | None = None
-) -> None:
-    """Refuses an option that is not ``least`` or more (or more than ``above``), ``most`` at most and finite; None is
-    allowed, where a field has it. Raises UsageError, which begins with the name."""
-    value = getattr(options, name)
-    right = value is None or (
-        -math.inf < value < math.inf
-        and value <= most
-        and (value > above if above is not None else value >= (least or 0))
-    )
-    if not right:
-        low = f"above {above:g}" if above is not None else f"{least or 0:g} or above"
-        high = "" if math.isinf(most) else f", and at most {most:g}"
-        raise UsageError(f"{name}={value}; it is {low}{high}")
 
 
 def _named(kind: type[StrEnum], name: str, word: str) -> None:

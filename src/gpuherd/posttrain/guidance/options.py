@@ -10,7 +10,8 @@ from enum import StrEnum
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide, Kind, Mode
-from gpuherd.posttrain.engine.options import Optimised, check_range
+from gpuherd.posttrain.config.typed import check_range
+from gpuherd.posttrain.engine.options import Optimised
 from gpuherd.posttrain.types import Reward
 
 

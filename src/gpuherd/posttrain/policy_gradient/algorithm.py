@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuherd import atomic
 from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
-from gpuherd.posttrain.engine.options import Lora, Optimised, Watching, check_range
+from gpuherd.posttrain.config.typed import at_least, check_range
+from gpuherd.posttrain.engine.options import Lora, Optimised, Watching
 from gpuherd.posttrain.rollout.mismatch import Correction
 from gpuherd.posttrain.types import Algorithm, BackendName, Collecting, Policy, Rollout, Row, Training
 
@@ -69,10 +70,7 @@ class SamplingOptions(Optimised):
     lora: Lora | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples_per_prompt", "batch_size", "epochs", "max_steps", "minibatch_size", "save_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name}={value}; the least is 1")
+        at_least(self, samples_per_prompt=1, batch_size=1, epochs=1, max_steps=1, minibatch_size=1, save_every=1)
         _ = self.optimiser  # refuses what is out of range
         if self.loss_type == LossType.GSPO and not self._clips_answers:
             raise UsageError("loss_type=gspo: it clips the ratio of whole answers, as GRPO alone does; choose another")
@@ -205,9 +203,7 @@ class Hooks(Watching):
     evaluate_every: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("save_every", "keep", "log_every"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}; the least is 1")
+        at_least(self, save_every=1, keep=1, log_every=1)
 
 
 def plain_roll(task: Task | None, reward_batch_size: int, *, greedy: bool = False) -> Roll:

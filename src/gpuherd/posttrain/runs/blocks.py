@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
-from gpuherd.posttrain.config.typed import at_least, read
+from gpuherd.posttrain.config.typed import at_least, check_range, read
 from gpuherd.posttrain.data.options import REWARD_TIMEOUT_S
-from gpuherd.posttrain.engine.options import MOST_SEED, Strategy, check_range
+from gpuherd.posttrain.engine.options import MOST_SEED, Strategy
 from gpuherd.posttrain.eval.results import EvaluationOptions
 from gpuherd.posttrain.types import BackendName, Precision, Sampling
 from gpuherd.runs.records import jsonable

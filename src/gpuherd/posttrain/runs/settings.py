@@ -9,7 +9,6 @@ An algorithm's module is imported here, and is light: none imports torch with it
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import re
@@ -36,6 +35,7 @@ from gpuherd.posttrain.runs.blocks import (
 )
 from gpuherd.posttrain.types import BackendName
 from gpuherd.runs.records import jsonable
+from gpuherd.runs.spec import digest_of
 
 # Keys of a block under ``algos`` that are the experiment's and not the algorithm's.
 _OURS = ("enabled", "algorithm", "gpus", "strategy")
@@ -259,7 +259,7 @@ class Settings:
 
     def identity(self) -> str:
         """All that the results depend on, as one digest."""
-        return _digest(self._deciding())
+        return digest_of(json.dumps(self._deciding(), sort_keys=True))
 
     def earlier_identity(self, recorded: Mapping[str, Any]) -> str:
         """The identity that a run of an earlier version has, where how it was divided was part of it.
@@ -273,7 +273,7 @@ class Settings:
         values["parallel_generation"] = recorded["parallel_generation"]
         values["data_collection"]["shards"] = recorded["data_collection"]["shards"]
         values["evaluation"] |= {} if shards is None else {"shards": shards}
-        return _digest(values)
+        return digest_of(json.dumps(values, sort_keys=True))
 
     def _deciding(self) -> dict[str, Any]:
         """All that the results depend on, as JSON values: those of runs that were begun before there was a key."""
@@ -296,11 +296,6 @@ class Settings:
             if getattr(self, block).backend is BackendName.HF:
                 del values[block]["backend"]
         return values
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    text = json.dumps(values, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
