@@ -263,6 +263,7 @@ def test_what_others_needed_never_fails_a_job_that_asked_for_more(run: Run, stan
         assert (queue.families(["f"])["f"].ran_out_mb or 0) <= 16 * 1024
 
 
+@pytest.mark.slow
 def test_who_ran_out_on_the_largest_gpu_is_tried_there_again_and_on_no_smaller_one(run: Run, standin: Standin) -> None:
     standin("1x24GB+1x40GB")
     large = gpu_job("large", 50_000, 0.1, ramp=0.5, memory_mb=20_000, retries=2)

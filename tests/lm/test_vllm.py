@@ -230,6 +230,7 @@ def test_it_decodes_in_a_process_of_its_own_and_takes_other_weights(trained: Pat
         backend.decode(ASKED, DRAWN)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
 def test_what_sleeps_has_no_weights_but_those_that_it_is_woken_with(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -251,6 +252,7 @@ def test_what_sleeps_has_no_weights_but_those_that_it_is_woken_with(
     assert not said.out and "loading" in said.err  # what vLLM prints is none of this process's output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
 def test_where_the_platform_can_not_sleep_it_stays_awake(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_AWAKE", "1")
@@ -260,6 +262,7 @@ def test_where_the_platform_can_not_sleep_it_stays_awake(trained: Path, monkeypa
     backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
 def test_another_interface_is_told_with_the_version_that_has_this_one(
     trained: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,7 +276,11 @@ def test_another_interface_is_told_with_the_version_that_has_this_one(
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
-    ("variable", "told"), [("STAND_IN_STOPS", "gave no sign for 2 s"), ("STAND_IN_DIES", "ended with exit code 3")]
+    ("variable", "told"),
+    [
+        pytest.param("STAND_IN_STOPS", "gave no sign for 2 s", marks=pytest.mark.slow),
+        ("STAND_IN_DIES", "ended with exit code 3"),
+    ],
 )
 def test_what_hangs_or_dies_in_a_step_is_ended(
     trained: Path, monkeypatch: pytest.MonkeyPatch, variable: str, told: str
@@ -306,6 +313,7 @@ def torch_version() -> str:
     return str(torch.__version__)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
 def test_a_process_that_is_killed_is_told_and_one_whose_parent_is_killed_ends(trained: Path, tmp_path: Path) -> None:
     backend = started(trained)
@@ -331,6 +339,7 @@ def test_a_process_that_is_killed_is_told_and_one_whose_parent_is_killed_ends(tr
     assert not processes(parent.pid) and not (tmp_path / "weights").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_in")
 def test_what_does_not_start_leaves_no_process(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()

@@ -90,6 +90,7 @@ def test_cancelled_by_us_and_by_an_administrator(slurm: Cluster, hand: HandTo) -
     to.engine.cancel([to.handle(each) for each in seen])  # have ended: no error
 
 
+@pytest.mark.slow
 def test_those_of_an_array_that_are_cancelled_while_they_wait(slurm: Cluster, hand: HandTo) -> None:
     """SLURM takes single ones out of the array and keeps no record of them; who cancels all that waits leaves one that
     names no place. What runs there runs on.

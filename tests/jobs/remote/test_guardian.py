@@ -41,7 +41,7 @@ def guardians(manifest: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("words", [NODE, IN_A_WORKER])
+@pytest.mark.parametrize("words", [NODE, pytest.param(IN_A_WORKER, marks=pytest.mark.slow)])
 def test_leader_killed(tmp_path: Path, words: Sequence[str]) -> None:
     """Nothing of the attempt goes on, not even what hides; its end is told, and it is nobody's fault."""
     ready = tmp_path / "ready"

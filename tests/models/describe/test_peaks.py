@@ -25,7 +25,7 @@ from gpuherd.models.memory.weights import Precision  # noqa: E402
 
 # Those want their cache under another name than the judge's: it counts among what they need, and a token has none.
 OWN_CACHE = frozenset({"mamba2-1.3b", "mamba-1.4b", "falcon-mamba"})
-OFTEN = frozenset({"llama-3.1-8b", "mixtral-8x7b", "flan-t5-base"})
+OFTEN = frozenset({"llama-3.1-8b", "mixtral-8x7b"})
 
 
 def _real(name: str, config: Any, batch: int, prompt: int, precision: Precision) -> Peaks:

@@ -179,6 +179,7 @@ def test_what_is_asked_to_stop_ends_behind_a_checkpoint_and_goes_on_exactly(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_vllm_answers_in_several_turns_while_it_trains(
     tmp_path: Path, policy_model: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,6 +89,7 @@ def test_vllm_answers_as_the_policy_is(policy_model: Path, tmp_path: Path, lora:
     sampler.release()
 
 
+@pytest.mark.slow
 def test_vllm_sleeps_while_the_policy_learns_on_the_gpu_that_they_share(
     policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,7 @@ def test_policies_that_it_can_not_decode_are_refused(policy_model: Path, tmp_pat
             VllmSampler(Policy(str(policy_model), str(adapter)), Precision(), "cpu", HOW, start=Engine.start)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
 def test_an_adapter_answers(policy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does by transformers, with a stand-in for vLLM in a process of its own."""

@@ -59,6 +59,7 @@ def test_it_is_stopped_behind_a_batch(tmp_path: Path) -> None:
     assert read_round([(path, shard)]) == tuple(rows_of(of))
 
 
+@pytest.mark.slow
 def test_several_processes_collect_the_same_file_and_end_together(tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone.jsonl", tmp_path / "shared.jsonl"
     collect_rows(alone, in_batches(7, 3), problems(7), rows_of)
