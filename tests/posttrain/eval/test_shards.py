@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.posttrain.eval.first_letter import FirstLetter
 from tests.posttrain.eval.test_evaluation import classifier, other_model
 
@@ -255,6 +256,7 @@ def test_how_many_shards() -> None:
 
 WORKER = """
 import sys, time
+import torch
 from dataclasses import replace
 from pathlib import Path
 from tests.posttrain.eval.first_letter import FirstLetter
@@ -267,7 +269,8 @@ class Slow(FirstLetter):
         time.sleep(0.5)  # so that it is killed between batches
         return super().rewards(problems, completions)
 
-folder, policy, reference = sys.argv[1:]
+folder, policy, reference, threads = sys.argv[1:]
+torch.set_num_threads(int(threads))  # sums of another number of threads differ in their last bits
 evaluate_shard(replace(work(Path(folder), Policy(policy), Policy(reference)), task=Slow()), 0, 2)
 """
 
@@ -283,7 +286,7 @@ def test_a_process_that_is_killed(policy_model: Path, other_model: Path, tmp_pat
     killed = 0
     while not shard_done(folder, 0).exists():
         before = sum(path.stat().st_size for path in shard.glob("*.jsonl"))
-        words = [str(folder), str(other_model), str(policy_model)]
+        words = [str(folder), str(other_model), str(policy_model), str(torch.get_num_threads())]
         with subprocess.Popen([sys.executable, "-c", WORKER, *words]) as process:
             try:
                 while process.poll() is None:

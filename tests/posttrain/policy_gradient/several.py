@@ -35,7 +35,7 @@ def train(told: dict[str, Any]) -> None:
             hooks=hooks,
             steps=steps,
             task=task,
-            backend=BackendName(told["backend"]),
+            backend=BackendName(told.get("backend", BackendName.HF)),
         )
     )
 

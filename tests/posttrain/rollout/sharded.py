@@ -87,9 +87,10 @@ def main(folder: Path) -> None:
     with DistEnv.from_environment("cpu") as world:
         for model in sorted(each for each in folder.iterdir() if each.is_dir() and "-" not in each.name):
             adapter = folder / f"{model.name}-adapter"
+            target = "c_attn" if model.name == "gpt" else "q_proj"
             for name, policy, lora, dtype in (
                 (model.name, Policy(str(model)), None, "float32"),
-                (f"{model.name} lora", Policy(str(model)), Lora(r=4, target_modules=("q_proj", "c_attn")), "bfloat16"),
+                (f"{model.name} lora", Policy(str(model)), Lora(r=4, target_modules=(target,)), "bfloat16"),
                 (f"{model.name} adapter", Policy(str(model), adapter=str(adapter)), None, "float32"),
             ):
                 if policy.adapter is None or adapter.is_dir():
