@@ -269,6 +269,19 @@ def test_memory_is_counted_by_a_group_of_version_2() -> None:
         assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
+def test_two_threads_may_remove_a_group_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RemovedByAnother:
+        def rmdir(self) -> None:
+            isolation._left.clear()
+
+        def exists(self) -> bool:
+            return False
+
+    monkeypatch.setattr(isolation, "_left", {RemovedByAnother()})
+    isolation._remove_left()
+    assert not isolation._left
+
+
 def test_a_group_of_version_2_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the limit of memory, also where the memory controller is version 1's: another limit takes its place."""
     found = isolation.places(Path("/proc/self/cgroup"), Path("/proc/self/mountinfo"))

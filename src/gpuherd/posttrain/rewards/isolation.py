@@ -26,7 +26,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2 and of version 1
 _BESIDES = ("memory.swap.max", "memory.oom.group")
 _GUARDS = 96 << 20  # bytes for the processes that guard a run
-_left: list[Path] = []  # groups whose processes had not ended yet when they were to be removed
+_left: set[Path] = set()  # groups whose processes had not ended yet when they were to be removed; of all threads
 
 
 class Mode(StrEnum):
@@ -126,7 +126,7 @@ def memory_group(name: str, memory: int) -> Iterator[str | None]:
         yield None if group is None else str(group / "cgroup.procs")
     finally:
         if group is not None:
-            _left.append(group)
+            _left.add(group)
             _remove_left()
 
 
@@ -154,7 +154,7 @@ def _remove_left() -> None:
         with suppress(OSError):  # busy: the next run tries again
             group.rmdir()
         if not group.exists():
-            _left.remove(group)
+            _left.discard(group)  # another thread may have removed it too
 
 
 @functools.cache
