@@ -56,20 +56,20 @@ def quoted(text: str) -> str:
     return f"{text[:half]!r}...{text[-half:]!r} ({len(text)} characters)"
 
 
-def is_there(text: str) -> bool:
-    """Whether there is a file or folder of this name; not where that can't be looked at."""
-    try:
-        return Path(text).expanduser().exists()
-    except (OSError, ValueError, RuntimeError):
-        return False
-
-
 def user_path(text: str) -> Path:
     """The path with ``~`` and ``~user`` replaced; as it is where there is no such user, as shells have it."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
         return Path(text)
+
+
+def is_there(text: str) -> bool:
+    """Whether there is a file or folder of this name; not where that can't be looked at."""
+    try:
+        return user_path(text).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def parse_model(text: str) -> ModelRef:

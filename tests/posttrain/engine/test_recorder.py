@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ def checkpoints(folder: Path) -> list[str]:
 @pytest.mark.parametrize("saves_last", [True, False])
 def test_lines_and_checkpoints_come_when_they_are_due(tmp_path: Path, saves_last: bool) -> None:
     one = trainee()
-    with Recorder(tmp_path, one, Watching(save_every=2, keep=9, log_every=3), identity={}, total_steps=5) as recorder:
+    with closing(
+        Recorder(tmp_path, one, Watching(save_every=2, keep=9, log_every=3), identity={}, total_steps=5)
+    ) as recorder:
         assert recorder.restored is None
         for step in range(1, 6):
             evaluated = {"share": 0.5} if step == 4 else None
@@ -34,7 +37,7 @@ def test_lines_and_checkpoints_come_when_they_are_due(tmp_path: Path, saves_last
 def test_one_that_is_asked_to_stop_goes_on_from_there(tmp_path: Path) -> None:
     one, asked = trainee(), iter([False, True])
     watching = Watching(save_every=100, stopping=asked.__next__)
-    with Recorder(tmp_path, one, watching, identity={"model": "a"}, total_steps=3) as recorder:
+    with closing(Recorder(tmp_path, one, watching, identity={"model": "a"}, total_steps=3)) as recorder:
         trained(one, range(1))
         recorder.step(1, {"loss": 1.0})
         trained(one, range(1, 2))
@@ -42,7 +45,7 @@ def test_one_that_is_asked_to_stop_goes_on_from_there(tmp_path: Path) -> None:
             recorder.step(2, {"loss": 2.0}, extra={"place": 2})
     assert checkpoints(tmp_path) == ["step-00000002"]
     again, always = trainee(net(5)), Watching(save_every=100, stopping=lambda: True)
-    with Recorder(tmp_path, again, always, identity={"model": "a"}, total_steps=3) as recorder:
+    with closing(Recorder(tmp_path, again, always, identity={"model": "a"}, total_steps=3)) as recorder:
         assert recorder.restored is not None and (recorder.restored.step, recorder.restored.extra) == (2, {"place": 2})
         assert again.steps_done == 2
         recorder.step(3, {"loss": 3.0})  # the last one: there is nothing left to stop

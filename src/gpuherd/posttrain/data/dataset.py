@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError, printable
+from gpuherd.models.names import user_path
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.preference_rows import CONVERSATION, Messages
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
@@ -130,7 +131,7 @@ def file_rows(path: Path, columns: ColumnChoice) -> Iterator[DataRow]:
 
 def read_rows(part: Part, revision: str | None, columns: frozenset[str]) -> Iterator[DataRow]:
     """The rows of a part. Raises MissingQuestions, BadQuestions, UsageError, MissingExtra."""
-    path = Path(part.name).expanduser()
+    path = user_path(part.name)
     if path.is_file():
         return file_rows(path, partial(_chosen_columns, columns=columns))
     if path.suffix.lower() in SUFFIXES:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuherd.errors import UsageError, printable
+from gpuherd.models.names import user_path
 from gpuherd.options import did_you_mean
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.dataset import SUFFIXES
@@ -37,7 +38,7 @@ def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
     """
     options = options or TaskOptions()
     scoring = None if options.reward is None else FunctionRewards(options.reward, options.reward_timeout)
-    path = Path(name_or_path).expanduser()
+    path = user_path(name_or_path)
     if (known := _named(name_or_path)) is not None:
         made = known.make(read(known.settings, options.settings, known.name), options)
     elif _is_path(path) and not path.exists():
@@ -55,7 +56,7 @@ def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
 def is_task(name: str) -> bool:
     """Whether ``make_task`` alone can read a name: that of a task, a file of programs with their tests, or one that it
     refuses with the nearest. A file of other rows, a folder and an id of the Hub can be read as rows, too."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if _named(name) is not None or not (path.exists() or _is_path(path) or _HUB_ID.fullmatch(name)):
         return True
     from gpuherd.posttrain.data.files import holds_programs

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from gpuherd import atomic
 from gpuherd.atomic import atomic_folder, settle
 from gpuherd.engines import progress
-from gpuherd.errors import CannotWrite, UsageError, naming_extras
+from gpuherd.errors import CannotWrite, UsageError, naming_extras, usage_named
+from gpuherd.posttrain.config.typed import at_least
 from gpuherd.posttrain.engine.checkpoints import differing, seed_all
 from gpuherd.posttrain.engine.dist_env import DistEnv
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Watching
@@ -74,12 +75,9 @@ class TrainPlan:
     identity: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "total_steps"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{self.stage}: {name}={getattr(self, name)}; the least is 1")
-        for name in ("keep", "log_every", "save_every"):
-            if getattr(self.watching, name) < 1:
-                raise UsageError(f"{self.stage}: {name}={getattr(self.watching, name)}; the least is 1")
+        with usage_named(f"{self.stage}: "):
+            at_least(self, batch_size=1, total_steps=1)
+            at_least(self.watching, keep=1, log_every=1, save_every=1)
 
 
 class Objective(Protocol[RowIn, ItemT]):
@@ -221,7 +219,7 @@ def fit(
         if world.size > 1:
             seed_all(plan.seed + world.rank)  # each process drops out for itself
         recorder = Recorder(plan.folder, trainee, plan.watching, identity=plan.identity, total_steps=plan.total_steps)
-        with recorder:
+        with closing(recorder):
             _train(plan, rows, setup, trainee, recorder)
         record = {"identity": plan.identity, "steps": plan.total_steps, "batch_size": plan.batch_size}
         files = {**(extra_files or {}), RECORD: json.dumps(record) + "\n"}

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from gpuherd.posttrain.engine.callbacks import Callbacks
 from gpuherd.posttrain.engine.checkpoints import Checkpoints, Restored
@@ -16,7 +15,7 @@ from gpuherd.posttrain.engine.train_engine import TrainEngine
 
 
 class Recorder:
-    """The curves, callbacks and checkpoints of one training. A context manager: at its end the curves are closed.
+    """The curves, callbacks and checkpoints of one training. ``close`` closes the curves.
 
     Args:
         folder: of the training: ``curves.jsonl``, ``checkpoints/``.
@@ -85,11 +84,3 @@ class Recorder:
     def close(self) -> None:
         """Closes the curves."""
         self._curves.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -14,10 +14,10 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from gpuherd.errors import UsageError, printable
+from gpuherd.models.names import user_path
 from gpuherd.options import did_you_mean
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.dataset import (
@@ -279,7 +279,7 @@ def source_of(
     if options.dataset is None:
         raise UsageError(f"environment {name} has no problems: set dataset=TASK or FILE, or problems")
     if options.dataset.lower().endswith(SUFFIXES):
-        path = str(Path(options.dataset).expanduser())
+        path = str(user_path(options.dataset))
         rows_of_file = read_rows(Part(path, "train"), None, frozenset())
         return ListedProblems(name, gather(rows_of_file, parse, made, f"environment {name} ({path})"), options.only)
     task = make_task(options.dataset, replace(options.task, settings={}))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
+from gpuherd.models.names import user_path
 from gpuherd.posttrain.data.dataset import Checked, ParsedRow
 from gpuherd.posttrain.envs.calculator import FUNCTIONS, BadExpression, calculate
 from gpuherd.posttrain.envs.interface import NOTHING, EnvironmentOptions, Episode, Observation, Step, VectorEnv, user
@@ -236,7 +237,7 @@ def make_tool(settings: ToolSettings, options: EnvironmentOptions) -> ToolUse:
     sandbox = None
     if "python" in settings.tools:
         sandbox = Sandbox(limits, processes=options.task.processes, allow_unconfined=options.task.allow_unconfined)
-    library = None if settings.library is None else read_library(Path(settings.library).expanduser())
+    library = None if settings.library is None else read_library(user_path(settings.library))
 
     def with_tools(problem: Problem) -> Problem:
         return replace(problem, prompt=f"{explained(settings.tools)}\n\nQuestion: {problem.prompt}\n")

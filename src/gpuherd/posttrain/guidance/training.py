@@ -11,6 +11,7 @@ import logging
 import random
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -214,7 +215,7 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
         recorder = Recorder(work.folder, trainee, watching, identity=plan.identity(), total_steps=len(plan.batches))
         if recorder.restored is not None:
             logger.info("going on behind step %d of %d", trainee.steps_done, len(plan.batches))
-        with recorder:
+        with closing(recorder):
             _train(plan, trainee, recorder)
         _save(plan, classifier, trainee)
         recorder.end(work.folder / "model")

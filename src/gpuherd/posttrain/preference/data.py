@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuherd.models.names import user_path
 from gpuherd.posttrain.data import preference_rows
 from gpuherd.posttrain.data.dataset import SUFFIXES, file_rows
 from gpuherd.posttrain.data.preference_rows import Conversation, Messages, imitated
@@ -210,7 +211,7 @@ def preference_of(row: DataRow) -> Preference | Refused:
 def _rows(
     name: str, split: str, revision: str | None, wanted: Callable[[Iterable[str]], list[str] | None]
 ) -> tuple[Iterator[DataRow], str | None]:
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_file():
         return file_rows(path, wanted), None
     hub_id = _HUB_ID.fullmatch(name)

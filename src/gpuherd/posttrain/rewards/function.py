@@ -27,11 +27,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.gpus.visible import environment, without
+from gpuherd.models.names import user_path
 from gpuherd.posttrain.rewards import function_process
 from gpuherd.posttrain.rewards.answers import BadReward
 from gpuherd.posttrain.rewards.function_process import RESERVED, RIGHT, digest
@@ -82,8 +82,8 @@ class FunctionName:
                 f"{key}={printable(text)!r} is no {kind}; write package.module:{kind} or path/to/file.py:{kind}"
             )
         found = cls(place, function)
-        if found.is_file and not Path(place).expanduser().is_file():
-            raise UsageError(f"{key}={printable(text)!r}: there is no file {Path(place).expanduser().absolute()}")
+        if found.is_file and not user_path(place).is_file():
+            raise UsageError(f"{key}={printable(text)!r}: there is no file {user_path(place).absolute()}")
         return found
 
     @property
@@ -94,7 +94,7 @@ class FunctionName:
     @property
     def absolute(self) -> Self:
         """The same with the file's absolute path, so that it means the same from every folder."""
-        return replace(self, place=str(Path(self.place).expanduser().absolute())) if self.is_file else self
+        return replace(self, place=str(user_path(self.place).absolute())) if self.is_file else self
 
     def __str__(self) -> str:
         return f"{self.place}:{self.function}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.models.names import user_path
 from gpuherd.posttrain.algos.registry import algorithm_class, canonical
 from gpuherd.posttrain.config.typed import at_least, read
 from gpuherd.posttrain.engine.options import StepOptions, Strategy
@@ -411,7 +412,7 @@ def _named(name: str, datasets: dict[str, Dataset]) -> str:
 
 def _is_file(name: str) -> bool:
     try:
-        return ("/" in name or "." in name) and Path(name).expanduser().is_file()
+        return ("/" in name or "." in name) and user_path(name).is_file()
     except (OSError, ValueError):
         return False
 
@@ -419,7 +420,7 @@ def _is_file(name: str) -> bool:
 def _path(name: str) -> str:
     """An absolute path where there is such a file or folder, else the name as it is (an id)."""
     try:
-        path = Path(name).expanduser()
+        path = user_path(name)
         return str(path.absolute()) if path.exists() else name
     except (OSError, ValueError, RuntimeError):
         return name
