@@ -226,6 +226,18 @@ def test_its_death_is_told(file: Path, function: str, how: str) -> None:
         assert raised.value.exit_code is ExitCode.FAILED, "another try may help"
 
 
+def test_what_it_forked_ends_with_it(file: Path) -> None:
+    with by(file, "forks") as scoring, pytest.raises(BadReward, match="exit code 9"):
+        values(scoring)
+    left = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            words = path.read_bytes().split(b"\0")[:-1]
+            if words[-1:] == [str(os.getpid()).encode()] and any(b"function_process" in each for each in words):
+                left.append(path)
+    assert not left
+
+
 @pytest.mark.parametrize("function", ["doubles", "sends"])
 def test_a_process_that_it_forks_replies_nothing(file: Path, function: str) -> None:
     with by(file, function) as scoring:
@@ -269,9 +281,9 @@ def test_it_is_started_once_and_again_after_a_death(file: Path, caplog: pytest.L
         one = int(values(scoring, 1)[0])
         assert int(values(scoring)[0]) == one != os.getpid()
         os.kill(one, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            while Path(f"/proc/{one}/stat").read_text().split()[2] != "Z":
-                time.sleep(0.05)
+        assert scoring._process is not None
+        while not scoring._process.has_ended:  # a zombie's other threads may still end
+            time.sleep(0.05)
         assert int(values(scoring)[0]) != one
     assert "was ended by SIGKILL between two batches; started again" in caplog.text
     with pytest.raises(ProcessLookupError):

@@ -349,7 +349,8 @@ class _Process:
 
     @property
     def end(self) -> str:
-        """How the process ended, as the end of a sentence; waits for it."""
+        """How the process has ended, as the end of a sentence. What it forked ends too."""
+        self._kill_group()
         code = self._process.wait()
         if code >= 0:
             return f"ended with exit code {code}"
@@ -371,7 +372,10 @@ class _Process:
             if not ready:
                 raise TimeoutError
             # A process that the function forked may hold the socket open behind an end.
-            chunk = self._socket.recv(1 << 16) if socket_at in ready else b""
+            chunk = b""
+            if socket_at in ready:
+                with suppress(ConnectionError):  # it has ended without reading the request
+                    chunk = self._socket.recv(1 << 16)
             if not chunk:
                 raise EOFError(self._ended(deadline))
             self._buffer += chunk
@@ -384,11 +388,15 @@ class _Process:
         """Lets the process end, then kills it with all that it started."""
         self._socket.close()
         _readable([self._exited], _ENDING_S)
+        self._kill_group()
+        self._process.wait()
+        os.close(self._exited)
+
+    def _kill_group(self) -> None:
+        """Kills what it started; of one that has ended, the exit code stays."""
         with suppress(ProcessLookupError, PermissionError):
             if self._process.returncode is None:  # not waited for: its number is no other group's yet
                 os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        os.close(self._exited)
 
     def _ended(self, deadline: float) -> str:
         if not _readable([self._exited], min(5.0, deadline - time.monotonic())):
