@@ -229,13 +229,21 @@ def test_its_death_is_told(file: Path, function: str, how: str) -> None:
 def test_what_it_forked_ends_with_it(file: Path) -> None:
     with by(file, "forks") as scoring, pytest.raises(BadReward, match="exit code 9"):
         values(scoring)
-    left = []
+    until = time.monotonic() + 20
+    while started() and time.monotonic() < until:  # a kill takes a moment
+        time.sleep(0.02)
+    assert not started()
+
+
+def started() -> list[Path]:
+    """The processes of functions that this one has started, and what they forked."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended meanwhile
             words = path.read_bytes().split(b"\0")[:-1]
             if words[-1:] == [str(os.getpid()).encode()] and any(b"function_process" in each for each in words):
-                left.append(path)
-    assert not left
+                found.append(path)
+    return found
 
 
 @pytest.mark.parametrize("function", ["doubles", "sends"])
