@@ -609,7 +609,7 @@ def test_a_reward_of_ones_own_is_looked_at_first_and_is_part_of_the_run(
     begin(folder, RunRecord(settings, combinations_of(settings, found, 1), settings.identity(), "/", made))
     slower = resumed(folder, {"datasets.sums.reward_timeout": 600.0}).settings
     assert slower.dataset("sums").reward_timeout == 600 and slower.identity() == settings.identity()
-    with pytest.raises(UsageError, match=r"was begun with datasets\.sums\.reward='/"):
+    with pytest.raises(UsageError, match=r'was begun with datasets\.sums\.reward="/'):
         resumed(folder, {"datasets.sums.reward": "other:score"})
     file.write_text(file.read_text().replace("0.0", "1.0"))
     with pytest.raises(

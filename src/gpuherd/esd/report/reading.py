@@ -93,7 +93,10 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     jobs = _jobs(directory)
     failures = (*unreadable, *_failures(directory, done, jobs))
     if not models and not failures and not jobs.unfinished:
-        raise UsageError(f"{directory.root} holds no results (no stats/*.csv); name the --output-dir of an esd run")
+        raise UsageError(
+            f"{directory.root} holds no results, neither stats/*.csv nor a run.json; name the output folder of a "
+            "gpuherd esd, generate, posttrain or train"
+        )
     models.sort(key=lambda model: (model.model_id.casefold(), model.stem))
     gpus = tuple(notes_on_gpus(directory.queue))
     return RunResults(directory, tuple(models), failures, _run_record(directory), jobs.unfinished, gpus)

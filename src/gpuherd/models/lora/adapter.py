@@ -34,7 +34,7 @@ from gpuherd.models.lora.edits import (
 from gpuherd.models.lora.update import Merged, is_saved
 from gpuherd.models.names import ModelRef, parse_model, quoted
 from gpuherd.models.tensors.kinds import BaseNames
-from gpuherd.models.tensors.source import TensorSource
+from gpuherd.models.tensors.source import READABLE, TensorSource
 
 # ---- patterns of ranks and scalings ----------------------------------------------------------------------------------
 
@@ -237,6 +237,9 @@ def _check_method(folder: Path, config: Mapping[str, Any]) -> None:
         raise BadModel(f"{folder}/{ADAPTER_CONFIG}: r must be a whole number above 0, in rank_pattern too")
     if not all(_is_sane(alpha) for alpha in (config.get("lora_alpha"), *alphas.values())):
         raise BadModel(f"{folder}/{ADAPTER_CONFIG}: lora_alpha must be a finite number, in alpha_pattern too")
+    for key in ("use_rslora", "use_dora", "fan_in_fan_out"):
+        if not isinstance(config.get(key), bool | None):
+            raise BadModel(f"{folder}/{ADAPTER_CONFIG}: {key} must be true or false")
     for key in ("modules_to_save", "target_parameters"):
         names = config.get(key) or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -261,6 +264,8 @@ def _sort_out(file: Path, tensors: Iterable[StoredTensor]) -> tuple[dict[str, _P
             wrapped = _WRAPPED.fullmatch(key)
             whole[f"{wrapped['module']}.{wrapped['tensor']}" if wrapped else key] = tensor
             continue
+        if tensor.info.dtype not in READABLE:
+            raise BadModel(f"{file}: {tensor.info.name!r} is {tensor.info.dtype}; factors are floating-point numbers")
         part = _part_name(match)
         parts = modules.setdefault(match["module"], {})
         if part in parts:

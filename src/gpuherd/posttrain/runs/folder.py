@@ -317,8 +317,8 @@ def resumed(folder: RoundsDirectory, said: Mapping[str, Any]) -> RunRecord:
         inner = _at(values, place, key)
         if not may_change(key) and inner.get(last) != jsonable(value):
             raise UsageError(
-                f"{folder.root} was begun with {key}={inner.get(last)!r}; with another it is another run: leave it "
-                "out, or begin one without --resume"
+                f"{folder.root} was begun with {key}={json.dumps(inner.get(last))}; with another it is another run: "
+                "leave it out, or begin one without --resume"
             )
         inner[last] = value
     return replace(record, settings=settings_of(values) if said.keys() - {"resume_from"} else record.settings)
