@@ -239,6 +239,8 @@ def test_what_vllm_could_not_sample_is_refused() -> None:
         composed("algos=[QSharp-HF]", vllm, "algos.QSharp-HF.preferences=pairs.jsonl")
     lora = ("algos=[SFT]", vllm, "algos.SFT.lora={r:4}", "rounds_of_training=2")
     assert composed(*lora).generation.backend is BackendName.VLLM
+    with pytest.raises(UsageError, match=r"algos\.GRPO\.lora\.quantization=nf4 with generation\.backend=vllm"):
+        composed("algos=[GRPO]", vllm, "algos.GRPO.lora={r:4,quantization:nf4}")
 
 
 def test_evaluations_that_vllm_could_not_make_are_refused() -> None:

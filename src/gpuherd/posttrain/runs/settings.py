@@ -21,7 +21,7 @@ from gpuherd.errors import UsageError
 from gpuherd.models.names import user_path
 from gpuherd.posttrain.algos.registry import algorithm_class, canonical
 from gpuherd.posttrain.config.typed import at_least, read
-from gpuherd.posttrain.engine.options import StepOptions, Strategy
+from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
 from gpuherd.posttrain.rewards.function import FunctionName
 from gpuherd.posttrain.rollout.vllm import COLLECTING, refuse_cut, reports_log_probs
 from gpuherd.posttrain.runs.blocks import (
@@ -346,6 +346,12 @@ def _check_vllm(settings: Settings, choices: Sequence[AlgorithmConfig]) -> None:
     for choice in choices:
         if choice.draws and (choice.collects or samples[choice.name]):
             refuse_cut(settings.generation.sampling(0), f"algos.{choice.name}", COLLECTING, "generation")
+        lora: Lora | None = getattr(choice.options, "lora", None)
+        if samples[choice.name] and lora is not None and lora.quantization is not None:
+            raise UsageError(
+                f"algos.{choice.name}.lora.quantization={lora.quantization} with generation.backend=vllm: quantised "
+                "weights can't be handed over to it after each step; set generation.backend=hf, or leave one out"
+            )
 
 
 def _check_evaluation_by_vllm(settings: Settings, choices: Sequence[AlgorithmConfig]) -> None:
