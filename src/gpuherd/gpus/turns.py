@@ -68,6 +68,8 @@ class Ticket:
         gpus: the most GPUs that it could put to use now.
         smallest: the fewest with which one of its jobs could start.
         usable: UUIDs of the GPUs that it could use; None for any.
+        job_s: expected seconds of one of its jobs, for predictions only; None where that is not known.
+        jobs: how many jobs wait, for predictions only. It counts as at least as many as could start on ``gpus``.
     """
 
     key: str
@@ -76,6 +78,8 @@ class Ticket:
     gpus: int = 1
     smallest: int = 1
     usable: frozenset[str] | None = None
+    job_s: float | None = None
+    jobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
