@@ -197,7 +197,7 @@ def test_of_very_many_only_some_are_read_and_no_one_is_pushed_out(folder: Path, 
 
 
 @as_root
-def test_a_ticket_of_others_is_not_removed_and_a_reader_hinders_nobody(folder: Path, plant: Callable[..., Path]) -> None:
+def test_tickets_of_others_stay_and_a_reader_hinders_nobody(folder: Path, plant: Callable[..., Path]) -> None:
     path = folder / f"{BOB}.1.0.ticket"
     path.write_text("{}")
     os.chown(path, BOB, BOB)

@@ -7,7 +7,8 @@ gets which GPU.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import statistics
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import clean
 from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.tickets import Need
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
@@ -25,7 +27,7 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.scheduler import memory
 from gpuherd.jobs.scheduler.limits import Allowance
-from gpuherd.jobs.scheduler.types import GpuView, Start
+from gpuherd.jobs.scheduler.types import GpuView, Start, fits
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the GPUs of running jobs, for strangers and memory.
 WATCH_EVERY_S = 2.0
+# The length of jobs that wait is expected to be that of so many before them.
+_LENGTHS = 20
 # Memory in use on shared GPUs is queried again before a decision when the figure is older than this.
 _STALE_S = 0.05
 
@@ -67,6 +71,7 @@ class GpuManager:
         self._haste_at: float | None = None
         self._ours_at: float | None = None
         self._seen_at = 0.0
+        self._lengths: deque[float] = deque(maxlen=_LENGTHS)  # seconds of the latest jobs on GPUs
 
     # --- options and reports ----------------------------------------------------------------------------------
 
@@ -100,6 +105,7 @@ class GpuManager:
         for lease in self._shared.values():
             lease.close()
         self._shared.clear()
+        self.watch.rest()
 
     def count_elsewhere(self) -> int:
         """The number of GPUs that our jobs use and the run may not use any more."""
@@ -107,14 +113,38 @@ class GpuManager:
 
     # --- when to look -----------------------------------------------------------------------------------------
 
-    def set_waiting(self, waits: bool, now: float) -> None:
-        """Sets whether a job waits for a GPU: only then are those that are not ours looked at."""
+    def set_waiting(self, waits: bool, now: float, need: Need | None = None) -> None:
+        """Sets whether a job waits for a GPU: only then are those that are not ours looked at. ``need``: what other
+        users' gpuherds are told of that."""
+        if waits and need is not None:
+            self.watch.leases.turns.wait(need, now)
         if waits and not self._wanted:
             self._check_at = max(self._check_at, now)
             self._plan_hasty_look(now)
         elif self._wanted and not waits:
             self.watch.rest()
         self._wanted = waits
+
+    def need(self, waiting: Sequence[QueuedJob], most_gpus: int, jobs: int, wall: float) -> Need:
+        """What other users' gpuherds are told of the jobs that wait for GPUs.
+
+        Args:
+            waiting: the first of them, in order.
+            most_gpus: how many GPUs the run may hold now.
+            jobs: how many there are.
+        """
+        kinds = {(queued.gpus, queued.memory_mb) for queued in waiting}
+        left_out = self._health.excluded(wall)
+        usable = [gpu.uuid for gpu in self.watch.gpus if any(fits(gpu, *kind) for kind in kinds)]
+        most = min(sum(queued.gpus for queued in waiting), most_gpus - len(self._supervisor.gpus))
+        # Those behind the first one don't overtake it: what it lacks is reserved for it.
+        return Need(
+            gpus=max(0, most),
+            smallest=waiting[0].gpus,
+            usable=frozenset(usable).difference(left_out),
+            job_s=round(statistics.median(self._lengths), 1) if self._lengths else None,
+            jobs=jobs,
+        )
 
     def _plan_hasty_look(self, now: float) -> None:
         wait = self.watch.haste_s
@@ -292,6 +322,7 @@ class GpuManager:
         """Our job has left its GPUs: they are looked at soon, and the lease of a shared one goes with the last."""
         if not record.gpus:
             return
+        self._lengths.append(now - record.started_mono)
         left = set(record.gpus) - self._supervisor.gpus
         self.drop_unused()
         if left:
