@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 from gpuherd.errors import CannotWrite, clean
@@ -29,6 +30,8 @@ from gpuherd.units import counted
 _LEAVE_AFTER_S = 0.5
 # The age from which on tickets and leases are read again for a decision, while others wait and while nobody does.
 _STALE_S, _STALE_ALONE_S = 0.1, 1.0
+# What users have used is read again after so long.
+_USED_EVERY_S = 1.0
 # After a longer time than this without a look, what users held meanwhile is unknown.
 _LONGEST_HOLE_S = 30.0
 # A GPU that a user could have had and let lapse is not kept for them again for so long.
@@ -116,7 +119,7 @@ class GpuTurns:
     Args:
         settings: weights, and whether there are turns at all.
         folder: the folder of leases; called when it is needed first.
-        shares: what users have used of late; None where only what this gpuherd has seen is known.
+        shares: what users have used of late, by default by the machine's ledger.
     """
 
     def __init__(self, settings: Settings, folder: Callable[[], LeaseFolder], shares: UsedByUser | None = None) -> None:
@@ -135,6 +138,8 @@ class GpuTurns:
         self._ours: frozenset[str] = frozenset()
         self._read_at = -math.inf
         self._free: dict[str, float] = {}
+        self._known: Mapping[int, float] = {}
+        self._used_at = -math.inf
         self._names: dict[int, str] = {}
         self._notices: list[str] = []
         self._reported = False
@@ -250,11 +255,20 @@ class GpuTurns:
         }
 
     def _used(self) -> Mapping[int, float]:
-        if self._shares is None:
-            return {}
-        with suppress(OSError, CannotWrite):
-            return self._shares.used_by_user(clock.wall(), self._policy.rules.half_life_s)
-        return {}
+        now = clock.mono()
+        if now - self._used_at > _USED_EVERY_S:
+            self._used_at = now
+            with suppress(OSError, CannotWrite):
+                self._known = self._ledger.used_by_user(clock.wall(), self._policy.rules.half_life_s)
+        return self._known
+
+    @cached_property
+    def _ledger(self) -> UsedByUser:
+        if self._shares is not None:
+            return self._shares
+        from gpuherd.ledger import Shares  # only where others wait
+
+        return Shares()
 
     def _name(self, uid: int) -> str:
         if uid not in self._names:
