@@ -86,8 +86,9 @@ def lab(
     def make(policy: str = "") -> Lab:
         place = Path(tempfile.mkdtemp(prefix="gpuherd-turns-"))
         place.chmod(0o755)
-        (place / "lock").mkdir()
-        (place / "lock").chmod(0o1777)
+        for name in ("lock", "shared"):
+            (place / name).mkdir()
+            (place / name).chmod(0o1777)
         rules = place / "policy.toml"
         rules.write_text(f'[turns]\ngrace = "3s"\n{policy}')
         for name in ("machine", "events"):
@@ -96,6 +97,7 @@ def lab(
         for name in ("machine", "events"):
             (place / name).chmod(0o666)
         monkeypatch.setenv("GPUHERD_LEASE_DIR", str(place / "lock" / "gpuherd"))
+        monkeypatch.setenv("GPUHERD_MACHINE_DIR", str(place / "shared"))
         monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
         monkeypatch.setenv("GPUHERD_POLICY", str(rules))
         os.environ["GPUHERD_STANDIN"] = str(place / "machine")  # put back by ``standin``
@@ -132,7 +134,7 @@ def shares(spans: Mapping[str, list[tuple[float, float]]]) -> dict[str, float]:
     ],
 )
 def test_shares_follow_the_weights(lab: Callable[..., Lab], weights: dict[str, int], jobs: int) -> None:
-    lines = [f"[users.{name}]\nweight = {weight}" for name, weight in weights.items()]
+    lines = [f'[users."uid {UIDS[name]}"]\nweight = {weight}' for name, weight in weights.items()]
     machine = lab("\n".join(lines))
     for name, weight in weights.items():
         machine.start(name, jobs * weight, 0.8)

@@ -22,7 +22,7 @@ from gpuherd.gpus.lease_files import FileId, base_name, user_name
 from gpuherd.gpus.leases import NO_NOTE, Holder, Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
-from gpuherd.jobs.gpu.turns import GpuTurns
+from gpuherd.jobs.gpu.turns import GpuTurns, WeekUse
 from gpuherd.jobs.scheduler.limits import Allowance, allowance
 from gpuherd.jobs.settings import Settings
 
@@ -48,6 +48,7 @@ class GpuLeases:
         self._breaker: IdleLeaseBreaker | None = None  # once a GPU is held
         self._held: dict[str, str] = {}
         self._notices: list[str] = []
+        self._week = WeekUse()
         self.turns = GpuTurns(settings, lambda: self._leases)
 
     def change(self, settings: Settings) -> None:
@@ -67,7 +68,8 @@ class GpuLeases:
         return self._allowance(len(elsewhere))
 
     def _allowance(self, held_elsewhere: int) -> Allowance:
-        return allowance(self._settings, self._user, datetime.fromtimestamp(clock.wall()), held_elsewhere)
+        used_s = 0.0 if self._settings.policy.week_hours(self._user) is None else self._week.of(os.geteuid())
+        return allowance(self._settings, self._user, datetime.fromtimestamp(clock.wall()), held_elsewhere, used_s)
 
     # --- looking ----------------------------------------------------------------------------------------------
 

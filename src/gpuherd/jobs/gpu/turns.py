@@ -13,17 +13,19 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
-from gpuherd.errors import CannotWrite, clean
+from gpuherd.errors import GpuherdError, clean
 from gpuherd.gpus.lease_files import base_name, user_name
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.tickets import Need, OwnTicket, TicketReader
 from gpuherd.gpus.turns import Assignment, Load, Ticket, assign, decayed
 from gpuherd.jobs import clock
-from gpuherd.jobs.settings import Settings
+from gpuherd.jobs.scheduler.limits import WEEK_HALF_LIFE_S
+from gpuherd.jobs.settings import Settings, TurnPolicy
 from gpuherd.units import counted
 
 # A gpuherd that waits for less than this leaves no ticket, unless others wait.
@@ -32,6 +34,7 @@ _LEAVE_AFTER_S = 0.5
 _STALE_S, _STALE_ALONE_S = 0.1, 1.0
 # What users have used is read again after so long.
 _USED_EVERY_S = 1.0
+_WEEK_EVERY_S = 10.0
 # After a longer time than this without a look, what users held meanwhile is unknown.
 _LONGEST_HOLE_S = 30.0
 # A GPU that a user could have had and let lapse is not kept for them again for so long.
@@ -44,6 +47,28 @@ class UsedByUser(Protocol):
     def used_by_user(self, now: float, half_life_s: float) -> Mapping[int, float]:
         """GPU-seconds by uid, decayed, at this second since 1970."""
         ...
+
+
+class WeekUse:
+    """What users have used of the GPU-hours of a week, by the machine's ledger (``scheduler.limits``)."""
+
+    def __init__(self, shares: UsedByUser | None = None) -> None:
+        self._shares = shares
+        self._used: Mapping[int, float] = {}
+        self._read_at = -math.inf
+
+    def of(self, uid: int) -> float:
+        """GPU-seconds of this user, faded to now; as of some seconds ago at most. 0 where no ledger can be read."""
+        now = clock.mono()
+        if now - self._read_at > _WEEK_EVERY_S:
+            self._read_at = now
+            if self._shares is None:
+                from gpuherd.ledger import Shares  # only where the policy has such a limit
+
+                self._shares = Shares()
+            with suppress(OSError, GpuherdError):
+                self._used = self._shares.used_by_user(clock.wall(), WEEK_HALF_LIFE_S)
+        return self._used.get(uid, 0.0)
 
 
 class SeenUse:
@@ -113,6 +138,35 @@ class Lapses:
         self._until = {key: until for key, until in self._until.items() if key[0] != uid}
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Who waits for GPUs on this machine, for people.
+
+    Attributes:
+        tickets: of all gpuherds that wait, in the order of their users' loads.
+        loads: by uid, of all users who wait or hold GPUs.
+        holders: who holds which GPU; by the name of its lease's files.
+        at: seconds since boot.
+        policy: the machine's rules.
+    """
+
+    tickets: tuple[Ticket, ...]
+    loads: Mapping[int, Load]
+    holders: Mapping[str, int | None]
+    at: float
+    policy: TurnPolicy
+
+
+def line_now(settings: Settings, folder: LeaseFolder | None = None, shares: UsedByUser | None = None) -> Line | None:
+    """Who waits for GPUs on this machine now; None where nobody does. Raises CannotWrite as ``LeaseFolder``."""
+    folder = folder or LeaseFolder.existing()
+    if folder is None:
+        return None
+    there = folder
+    turns = GpuTurns(settings, lambda: there, shares)
+    return turns.line(clock.mono())
+
+
 class GpuTurns:
     """The turns of one gpuherd that waits, or only looks.
 
@@ -128,6 +182,7 @@ class GpuTurns:
         self._shares = shares
         self._uid = os.geteuid()
         self._own = OwnTicket()
+        self._place: Path | None = None  # the folder of leases, while it can be read
         self._reader = TicketReader()
         self._seen = SeenUse()
         self._lapses = Lapses()
@@ -182,19 +237,33 @@ class GpuTurns:
 
     # --- looking ----------------------------------------------------------------------------------------------
 
+    def line(self, now: float) -> Line | None:
+        """All who wait now; None where nobody does."""
+        try:
+            folder = self._folder()
+            self._tickets = self._reader.read(folder.path, now)
+            self._held = folder.held_uids() if self._tickets else {}
+        except OSError:
+            return None
+        if not self._tickets:
+            return None
+        loads = self._loads(())
+        order = assign({}, self._tickets, loads, now=now, rules=self._policy.rules).order
+        return Line(order, loads, self._held, now, self._policy)
+
     def look(self, now: float, ours: Collection[str]) -> None:
         """One look, with each full look at the GPUs: brings our ticket up to date and reads those of others. ``ours``:
         GPUs that our jobs hold."""
         if not self._policy.enabled:
             return
         self._read(now, ours)
-        need, since = self._need, self._since
-        if need is None or since is None:
+        need, since, place = self._need, self._since, self._place
+        if need is None or since is None or place is None:
             return
         if need.gpus < need.smallest:
             self._own.withdraw()  # our own limit is reached
         elif self.others_wait or now - since >= _LEAVE_AFTER_S:
-            self._own.keep(self._folder().path, need, since)
+            self._own.keep(place, need, since)
             if self._own.problem is not None and not self._reported:
                 self._reported = True
                 self._notices.append(f"others don't see that we wait: {self._own.problem}")
@@ -203,10 +272,11 @@ class GpuTurns:
         self._read_at = now
         try:
             folder = self._folder()
+            self._place = folder.path
             self._tickets = self._reader.read(folder.path, now, self._own.name)
             held = folder.held_uids() if self.others_wait else {}
-        except (CannotWrite, OSError):
-            self._tickets, held = (), {}
+        except (GpuherdError, OSError):
+            self._tickets, held, self._place = (), {}, None
         before = {(name, uid) for name, uid in self._held.items()}
         for name, uid in held.items():
             if uid is not None and (name, uid) not in before:
@@ -245,20 +315,21 @@ class GpuTurns:
     def _loads(self, ours: Collection[str]) -> dict[int, Load]:
         # Of our own we know better than the last look.
         held = Counter(_by_user({name: uid for name, uid in self._held.items() if name not in self._ours}))
-        held[self._uid] += len(ours)
+        if ours:
+            held[self._uid] += len(ours)
         used = dict(self._seen.used())
         for uid, used_s in self._used().items():
             used[uid] = max(used_s, used.get(uid, 0.0))
         return {
             uid: Load(used.get(uid, 0.0), held[uid], self._policy.weight(self._name(uid)))
-            for uid in {self._uid, *held, *used, *(ticket.uid for ticket in self._tickets)}
+            for uid in {self._uid, *held, *(ticket.uid for ticket in self._tickets)}
         }
 
     def _used(self) -> Mapping[int, float]:
         now = clock.mono()
         if now - self._used_at > _USED_EVERY_S:
             self._used_at = now
-            with suppress(OSError, CannotWrite):
+            with suppress(OSError, GpuherdError):
                 self._known = self._ledger.used_by_user(clock.wall(), self._policy.rules.half_life_s)
         return self._known
 

@@ -109,6 +109,7 @@ class GpuWatch:
         # As of the last look that gave a verdict: the driver is queried for other reasons as well.
         self._was_low: dict[str, bool] = {}
         self._pictured: dict[str, str | int] = {}
+        self._kept: Mapping[str, str] = {}
         self._notices: list[str] = []
         self._full_look_at = 0.0
         self._all_ours = False
@@ -329,6 +330,7 @@ class GpuWatch:
                 uuid in ours,
                 returning=left.get(uuid, -math.inf) >= now,
                 room_mb=self._room_mb.get(uuid),
+                kept=uuid in self._kept,
             )
             for uuid, gpu in self._gpus.items()
         )
@@ -439,7 +441,8 @@ class GpuWatch:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._checks[uuid].reason or self._clean(uuid))
         free = [uuid for uuid, why in verdicts.items() if why is None and uuid not in ours]
-        return {**verdicts, **self.leases.turns.kept(free, ours, now)}
+        self._kept = self.leases.turns.kept(free, ours, now)
+        return {**verdicts, **self._kept}
 
     def _clean(self, uuid: str) -> str:
         clean = idle.clean_checks(self._streaks, uuid, self._rule)
