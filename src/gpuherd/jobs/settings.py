@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
+from gpuherd.gpus.reservations import LIMITS, ReservationLimits, ReservationRules
+from gpuherd.gpus.reservations import RULES as RESERVATION_RULES
 from gpuherd.gpus.turns import RULES, TurnRules
 from gpuherd.options import Option, WrongType, by_spelling, did_you_mean, option_fields, parse_value
 from gpuherd.units import amount, count, duration_s, gpu_names, positive_int
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 IDLE_LEASE_S = 4 * 3600.0
 # A shorter time would break leases of jobs that load their data.
 _SHORTEST_IDLE_LEASE_S = 60.0
+# A shorter time would end reservations whose owner's job still waits for a GPU to be quiet.
+_SHORTEST_LAPSE_S = 60.0
 
 
 def user_file() -> Path:
@@ -199,6 +203,7 @@ class Policy:
     turns: TurnPolicy = TurnPolicy()
     week_hours_per_user: float | None = None
     week_hours_of: Mapping[str, float] = field(default_factory=dict)
+    reservations: ReservationRules = RESERVATION_RULES
     path: Path | None = None
 
     def week_hours(self, user: str) -> float | None:
@@ -208,6 +213,12 @@ class Policy:
     def max_gpus(self, user: str) -> int | None:
         """The most GPUs that this user may hold on the machine; None for as many as there are."""
         return self.max_gpus_of.get(user, self.max_gpus_per_user)
+
+    def reservation_limits(self, user: str) -> ReservationLimits:
+        """The most that this user may reserve: no more GPUs than they may hold."""
+        limits = self.reservations.of(user)
+        known = [most for most in (limits.max_gpus, self.max_gpus(user)) if most is not None]
+        return replace(limits, max_gpus=min(known, default=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,11 +373,18 @@ class _Table:
             raise self.wrong(key, f"is wrong: {problem}") from None
 
 
+# Further tables of the machine's policy.
+_TABLES = ("turns", "reservations")
+_USER_KEYS = ("max_gpus", "weight", "gpu_hours_per_week", "reservations")
+_RESERVATION_LIMITS = ("max_gpus", "max_hours", "max_ahead")
+_RESERVATIONS = (*_RESERVATION_LIMITS, "lapse_after", "unknown_horizon", "enabled")
+
+
 def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
-    top = _Table(tables, path, "", ("limits", "users", "turns", "exclude_gpus", "idle_lease", "lease_dir"))
+    top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir", *_TABLES))
     limits = top.table("limits", ("max_gpus_per_user", "gpu_hours_per_week_per_user", "quiet_hours", "quiet_max_gpus"))
     users = top.table("users", None)
-    user_tables = {name: users.table(name, ("max_gpus", "weight", "gpu_hours_per_week")) for name in users.values}
+    user_tables = {name: users.table(name, _USER_KEYS) for name in users.values}
     excluded = top.get("exclude_gpus", gpu_names, many=True)
     idle_lease = top.get("idle_lease", duration_s)
     if idle_lease is not None and idle_lease < _SHORTEST_IDLE_LEASE_S:
@@ -383,6 +401,7 @@ def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
         turns=_turns(top, user_tables),
         week_hours_per_user=limits.get("gpu_hours_per_week_per_user", amount),
         week_hours_of=_by_user(user_tables, "gpu_hours_per_week", amount),
+        reservations=_reservations(top.table("reservations", _RESERVATIONS), user_tables),
         path=path,
     )
 
@@ -393,9 +412,13 @@ def _by_user(tables: Mapping[str, _Table], key: str, parse: Callable[[str], Any]
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _is_enabled(table: _Table) -> bool:
+    return "enabled" not in table.values or bool(table.value("enabled", Option(help="", is_switch=True)))
+
+
 def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
     table = top.table("turns", ("enabled", "half_life", "grace", "keep_share"))
-    enabled = "enabled" not in table.values or table.value("enabled", Option(help="", is_switch=True))
+    enabled = _is_enabled(table)
     keep_share = table.get("keep_share", amount)
     if keep_share is not None and keep_share > 1:
         raise table.wrong("keep_share", "is above 1, the whole of the waiting time")
@@ -410,6 +433,51 @@ def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
     }
     rules = replace(RULES, **{name: value for name, value in given.items() if value is not None})
     return TurnPolicy(enabled=enabled, rules=rules, weights=weights)
+
+
+def _reservations(table: _Table, users: Mapping[str, _Table]) -> ReservationRules:
+    enabled = _is_enabled(table)
+    limits = _reservation_limits(table, LIMITS)
+    lapse_after, horizon = table.get("lapse_after", duration_s), table.get("unknown_horizon", _duration_or_none_s)
+    if lapse_after is not None and lapse_after < _SHORTEST_LAPSE_S:
+        raise table.wrong("lapse_after", f"is below {_SHORTEST_LAPSE_S:g} s, in which a job may wait for its GPU")
+    return ReservationRules(
+        enabled=enabled,
+        limits=limits,
+        limits_of={
+            name: _reservation_limits(user.table("reservations", _RESERVATION_LIMITS), limits)
+            for name, user in users.items()
+            if "reservations" in user.values
+        },
+        lapse_after_s=RESERVATION_RULES.lapse_after_s if lapse_after is None else lapse_after,
+        unknown_horizon_s=RESERVATION_RULES.unknown_horizon_s if horizon is None else horizon,
+    )
+
+
+def _reservation_limits(table: _Table, usual: ReservationLimits) -> ReservationLimits:
+    most, longest, ahead = (
+        table.get("max_gpus", count),
+        table.get("max_hours", _hours_s),
+        table.get("max_ahead", duration_s),
+    )
+    return ReservationLimits(
+        max_gpus=usual.max_gpus if most is None else most,
+        max_s=usual.max_s if longest is None else longest,
+        max_ahead_s=usual.max_ahead_s if ahead is None else ahead,
+    )
+
+
+def _hours_s(word: str) -> float:
+    """A number of hours, or a length of time with its unit, in seconds."""
+    try:
+        return amount(word) * 3600
+    except ValueError:
+        return duration_s(word)
+
+
+def _duration_or_none_s(word: str) -> float:
+    """A length of time, or 0 for none."""
+    return 0.0 if word.strip() == "0" else duration_s(word)
 
 
 def _hours(limits: _Table) -> Hours:

@@ -1,8 +1,8 @@
 """The dispatcher's GPUs: when to query them, which may be used, and the leases of those that several jobs share.
 
-Joins the state of the GPUs (``watch``) with GPUs left out because jobs fail on them (``health``), memory promised on
-shared ones (``scheduler.memory``), and contention with other users (``usage``). ``scheduler.policy`` decides which job
-gets which GPU.
+Joins the state of the GPUs (``watch``) with GPUs left out because jobs fail on them (``health``), reservations
+(``reserved``), memory promised on shared ones (``scheduler.memory``), and contention with other users (``usage``).
+``scheduler.policy`` decides which job gets which GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.gpu.recording import AttemptLedger
+from gpuherd.jobs.gpu.reserved import ReservedGpus
 from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, contention_actions
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import DispatchOptions
@@ -49,6 +50,7 @@ class GpuManager:
 
     Attributes:
         watch: the state of the GPUs; open from the moment when the first job needs one.
+        reserved: the reservations of the machine's users.
         ledger: where the use of the GPUs is recorded.
         changed: a look has found something, so that a decision may come out otherwise.
     """
@@ -62,6 +64,7 @@ class GpuManager:
         settings: Settings = NO_SETTINGS,
     ):
         self.watch = GpuWatch(options, queue_tag, settings, at_once=False)
+        self.reserved = ReservedGpus(settings)
         self.ledger = AttemptLedger(queue_tag, supervisor.run.root, self.watch, options.project)
         self.changed = False
         self._options = options
@@ -83,6 +86,7 @@ class GpuManager:
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Sets which GPUs, the free test and the limits from now on. Raises NoSuchGpu; then nothing has changed."""
         self.watch.change(options, settings)
+        self.reserved.change(settings)
         self._options = options
         self._check_at = 0.0
 
@@ -95,7 +99,7 @@ class GpuManager:
         notices, self._notices = self._notices, ()
         returned = self._health.fetch_returned(clock.wall())
         back = (f"GPU {label} is {sentence}" for label, sentence in self._labelled(returned))
-        return (*notices, *back, *self.watch.fetch_notices())
+        return (*notices, *back, *self.watch.fetch_notices(), *self.reserved.fetch_notices())
 
     def fetch_left_out(self, wall: float) -> tuple[tuple[str, str], ...]:
         """The label of each GPU that has been left out since the last call, and a sentence on how long and why."""
@@ -186,11 +190,13 @@ class GpuManager:
             self.ledger.began(self._supervisor.running.values())
         if self._supervisor.gpus and (self._ours_at is None or self._ours_at > now + WATCH_EVERY_S):
             self._ours_at = now + WATCH_EVERY_S
+        self._note_use_of_reserved(now)
 
     def _look_for_free(self, now: float) -> None:
         ours = self._supervisor.gpus
         if now >= self._check_at:
             self.changed |= self.watch.look(now, ours)
+            self.changed |= self.reserved.look(clock.wall(), now)
             self._check_at = now + self.watch.look_in_s(now)
         if self._haste_at is not None and now >= self._haste_at:
             self.watch.hasty_look(ours, now)
@@ -198,6 +204,7 @@ class GpuManager:
             self.changed = True
 
     def _look_at_ours(self, now: float) -> tuple[Action, ...]:
+        self._note_use_of_reserved(now)
         strangers = self._note_use(now)
         self.ledger.look(self._supervisor.running.values(), self.watch.usage.in_use, now, clock.wall())
         running = [attempt for attempt in self._supervisor.running.values() if attempt.record.gpus]
@@ -215,6 +222,11 @@ class GpuManager:
             quiet_s=self.watch.quiet_s,
         )
         return actions
+
+    def _note_use_of_reserved(self, now: float) -> None:
+        wall = clock.wall()
+        self.changed |= self.reserved.look(wall, now)
+        self.reserved.note_use(self._supervisor.gpus, wall, now)
 
     def _note_use(self, now: float) -> tuple[Stranger, ...]:
         self._seen_at = now
@@ -252,7 +264,9 @@ class GpuManager:
             # Memory promised on shared GPUs is compared with the memory that is free on them now.
             self._note_use(now)
         left_out = self._health.excluded(wall)
-        views = self.watch.views(now, self._supervisor.gpus)
+        self.reserved.look(wall, now)
+        self.watch.preferred = self.reserved.mine(wall)
+        views = self.reserved.views(self.watch.views(now, self._supervisor.gpus), wall)
         over_at = self._supervisor.over_at
         if not left_out and not self._shared and not over_at:
             return views
