@@ -137,6 +137,7 @@ class Dispatcher(Loop):
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
             self._orphans.sweep([*running, *prefork.traces], now)
         self._preemption.give_way(self._gpus.keep_time(now, may_start=self.stop_level is StopLevel.GO_ON), now)
+        self._preemption.end_idleness(self._gpus.fetch_idle_actions(), now)
         for text in self._gpus.fetch_notices():
             self._reporter.notice(text)
         if self._gpus.changed:
