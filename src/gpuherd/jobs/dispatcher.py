@@ -146,6 +146,7 @@ class Dispatcher(Loop):
         if self._ledger_fd is None and (fd := self._gpus.ledger.ends_fd) is not None:
             self._ledger_fd = fd
             self._selector.register(fd, selectors.EVENT_READ)
+        self._preemption.end_idleness(self._gpus.fetch_idle_actions(), now)
         for text in self._gpus.fetch_notices():
             self._reporter.notice(text)
         if self._gpus.changed:

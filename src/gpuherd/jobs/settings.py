@@ -204,6 +204,7 @@ class Policy:
     week_hours_per_user: float | None = None
     week_hours_of: Mapping[str, float] = field(default_factory=dict)
     reservations: ReservationRules = RESERVATION_RULES
+    idle_after_s: float | None = None
     path: Path | None = None
 
     def week_hours(self, user: str) -> float | None:
@@ -231,6 +232,7 @@ class Settings:
     policy: Policy = Policy()
     warnings: tuple[str, ...] = ()
     path: Path | None = None
+    own_idle_after_s: float | None = None
 
     def fill(self, args: Namespace, config_type: type) -> None:
         """Puts defaults where the command line (``gpuherd.options``) leaves an option of this dataclass open.
@@ -247,6 +249,14 @@ class Settings:
         for name in names:
             if name in self.defaults and name not in strange and not hasattr(args, name):
                 setattr(args, name, self.defaults[name])
+
+    @property
+    def idle_after_s(self) -> float:
+        """After so many seconds a GPU that is held without being used is shown as idle: the user's own setting comes
+        before the machine's."""
+        from gpuherd.gpus.idle_held import IDLE_AFTER_S  # here: few commands show GPUs
+
+        return self.own_idle_after_s or self.policy.idle_after_s or IDLE_AFTER_S
 
     @property
     def engine(self) -> str:
@@ -276,9 +286,10 @@ def load() -> Settings:
         return Settings(policy=policy, warnings=warnings)
     if text is None:
         return Settings(policy=policy, warnings=warnings)
-    top = _Table(parse(text, path, "you"), path, "", ("defaults", "limits", "notify"))
+    top = _Table(parse(text, path, "you"), path, "", ("defaults", "limits", "notify", "idle"))
     limits = top.table("limits", ("max_gpus", "quiet_hours", "quiet_max_gpus"))
     notify = top.table("notify", ("command", "webhook"))
+    idle = top.table("idle", ("after",))
     defaults = _defaults(top.table("defaults", None))
     notices = {"notify_command": notify.get("command"), "webhook": notify.get("webhook")}
     return Settings(
@@ -288,6 +299,7 @@ def load() -> Settings:
         policy=policy,
         warnings=warnings,
         path=path,
+        own_idle_after_s=idle.get("after", duration_s),
     )
 
 
@@ -374,7 +386,7 @@ class _Table:
 
 
 # Further tables of the machine's policy.
-_TABLES = ("turns", "reservations")
+_TABLES = ("turns", "reservations", "idle")
 _USER_KEYS = ("max_gpus", "weight", "gpu_hours_per_week", "reservations")
 _RESERVATION_LIMITS = ("max_gpus", "max_hours", "max_ahead")
 _RESERVATIONS = (*_RESERVATION_LIMITS, "lapse_after", "unknown_horizon", "enabled")
@@ -402,6 +414,7 @@ def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
         week_hours_per_user=limits.get("gpu_hours_per_week_per_user", amount),
         week_hours_of=_by_user(user_tables, "gpu_hours_per_week", amount),
         reservations=_reservations(top.table("reservations", _RESERVATIONS), user_tables),
+        idle_after_s=top.table("idle", ("after",)).get("after", duration_s),
         path=path,
     )
 
