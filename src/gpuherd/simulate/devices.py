@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuherd.gpus.idle import IdleRule
@@ -20,6 +20,8 @@ from gpuherd.simulate.workload import Machine
 # Why a GPU is not free.
 _EXTERNAL = "an external user is on it"
 _SETTLING = "not yet free for long enough"
+_HELD = "another user's job runs on it"
+_KEPT = "it is another user's turn"
 _OURS = "our own job runs on it"
 _EXCLUDED = "left out for a while, because jobs failed on it"
 
@@ -33,6 +35,8 @@ class SimulatedGpu:
         machine: name of its machine, "" where there is only one.
         attempts: our attempts on it now; more than one where they share it.
         external_since: second since which an external user is on it; None without one.
+        holder: the other user, with a gpuherd of their own, whose job is on it; "" without one.
+        kept_for: the other user whose turn it is to take it; "" for nobody.
         clean_since: second since which it has had no user.
         ours_left: its last user was a job of ours.
         excluded: no job is started on it for now.
@@ -43,6 +47,8 @@ class SimulatedGpu:
     machine: str
     attempts: list[RunningAttempt] = field(default_factory=list)
     external_since: float | None = None
+    holder: str = ""
+    kept_for: str = ""
     clean_since: float = 0.0
     ours_left: bool = False
     excluded: bool = False
@@ -50,7 +56,7 @@ class SimulatedGpu:
     @property
     def clean(self) -> bool:
         """Whether it has no user."""
-        return not self.attempts and self.external_since is None
+        return not self.attempts and self.external_since is None and not self.holder
 
     @property
     def shareable_mb(self) -> int | None:
@@ -173,6 +179,30 @@ class SimulatedGpus:
         gpu.external_since = None
         self._left(gpu, by_us=False)
 
+    def hold(self, gpu: SimulatedGpu, holder: str) -> None:
+        """A job of another user's gpuherd starts here."""
+        gpu.holder, gpu.kept_for = holder, ""
+        self._settling.discard(gpu.number)
+        self.update(gpu)
+
+    def let_go(self, gpu: SimulatedGpu) -> None:
+        """The other user's jobs have left the GPU."""
+        gpu.holder = ""
+        self._left(gpu, by_us=False)
+
+    def keep(self, users: Mapping[str, str]) -> None:
+        """Keeps these GPUs, by UUID, for the users whose turn it is, and no others."""
+        for gpu in self.all:
+            user = users.get(gpu.gpu.uuid, "")
+            if gpu.kept_for != user:
+                gpu.kept_for = user
+                self.changes += 1
+                self.update(gpu)
+
+    def is_free(self, gpu: SimulatedGpu) -> bool:
+        """Whether it has been quiet for long enough, whoever's turn it is."""
+        return gpu.clean and not gpu.excluded and gpu.number not in self._settling
+
     def set_excluded(self, uuid: str, excluded: bool) -> None:
         """Sets whether a GPU is left out: no job is started on it."""
         gpu = self._by_uuid[uuid]
@@ -189,7 +219,7 @@ class SimulatedGpus:
                 if gpu.clean and gpu.number not in self._settling:
                     self._settling.add(gpu.number)
                     self.update(gpu)
-        ready = [number for number in self._settling if self._free_at(self.all[number], since) <= now]
+        ready = [number for number in self._settling if self.free_at(self.all[number], since) <= now]
         for number in sorted(ready):
             self._settling.remove(number)
             self.update(self.all[number])
@@ -208,8 +238,12 @@ class SimulatedGpus:
             busy = _EXCLUDED
         elif gpu.external_since is not None:
             busy = _EXTERNAL
+        elif gpu.holder:
+            busy = _HELD
         elif settling:
             busy = _SETTLING
+        elif gpu.kept_for:
+            busy = _KEPT
         self.pool.update(
             GpuView(
                 gpu.gpu,
@@ -229,7 +263,8 @@ class SimulatedGpus:
             self._settling.add(gpu.number)
         self.update(gpu)
         if gpu.clean and self._polling_since is not None:
-            self.events.wake_at(self._free_at(gpu, self._polling_since))
+            self.events.wake_at(self.free_at(gpu, self._polling_since))
 
-    def _free_at(self, gpu: SimulatedGpu, polling_since: float) -> float:
+    def free_at(self, gpu: SimulatedGpu, polling_since: float) -> float:
+        """The second at which a clean GPU counts as free, with polls since then."""
         return free_at(self._rule, gpu.clean_since, gpu.ours_left, polling_since)

@@ -98,7 +98,7 @@ class Simulation(VirtualRun):
         self._only_gpus = background is None and not self._timed and not self._settings.hours.quiet
         self._only_gpus = self._only_gpus and rules.max_gpus is None and rules.max_concurrent is None
         self._decided_on: tuple[int, int, int] | None = None
-        self._external = None
+        self._external: ExternalUse | None = None
         if background is not None and gpus is None:
             self._external = ExternalUse(background, seed, events, (self,))
 

@@ -127,6 +127,10 @@ class WaitingJobs:
             found += [self._jobs[-place[2]] for place in places[-(gpus // kind[0] + more) :]]
         return found
 
+    def kinds(self) -> list[tuple[int, int | None, int]]:
+        """GPUs and memory of each kind of job, and how many of it wait."""
+        return [(kind[0], kind[1], len(places)) for kind, places in self._places.items()]
+
     def _place(self, job: WaitingJob) -> _Place:
         priority, cost, number = order_key(job, self._limits)
         return (-priority, -cost, -number)
