@@ -102,19 +102,6 @@ def grown(load: Load, seconds: float, half_life_s: float) -> Load:
     return replace(load, used_s=decayed(load.used_s, seconds, half_life_s) + load.held * lasting_s)
 
 
-def kept_until(free_since: float, ticket: Ticket, rules: TurnRules = RULES) -> float:
-    """When a free GPU that is kept for a ticket's smallest job, of which others hold the rest, is kept no longer.
-
-    ``inf`` where it is kept for as long as the ticket waits.
-
-    >>> kept_until(100.0, Ticket("a", uid=1, since=0.0, gpus=2, smallest=2), TurnRules(grace_s=1.0, keep_share=0.5))
-    200.0
-    """
-    both_since, share = max(free_since, ticket.since), rules.keep_share
-    patience_s = (both_since - share * ticket.since) / (1 - share) if share < 1 else math.inf
-    return max(both_since + rules.grace_s, patience_s)
-
-
 @dataclass(slots=True)
 class _Waiting:
     """A ticket while time passes: how many jobs still wait, and for how many GPUs there is room within its limits."""
@@ -229,9 +216,7 @@ class _Course:
             if ticket.key == me:
                 mine = taken
             elif not taken and meant:
-                kept = min(kept_until(self._free[uuid], ticket, self._rules) for uuid in meant)
-                if math.isfinite(kept):
-                    heapq.heappush(self._events, (max(kept, self._now) + _AFTER_S, ""))
+                heapq.heappush(self._events, (given.until[ticket.key] + _AFTER_S, ""))
         if left and not mine and (ticket := self._waiting[me].now()) is not None:
             # Those for whom these were kept have let them go; nothing lapses for one's own ticket.
             lapsed = {uuid: self._free[uuid] for uuid in left}
