@@ -8,12 +8,13 @@ users who wait and from loads that are kept in virtual time, and those that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from statistics import mean, median
 
-from gpuherd.gpus.turn_prediction import HeldGpu, grown, kept_until, predict_start
+from gpuherd.gpus.turn_prediction import HeldGpu, grown, predict_start
 from gpuherd.gpus.turns import Load, Ticket, TurnRules, assign
 from gpuherd.jobs.scheduler.types import Start
 from gpuherd.simulate.devices import RunningAttempt, SimulatedGpu, SimulatedGpus
@@ -156,7 +157,8 @@ class UserDispatcher(Simulation):
         if limits.max_concurrent is not None and limits.running >= limits.max_concurrent:
             room = 0
         gpus = min(room, sum(gpus * count for gpus, _, count in kinds), len(self.gpus.all))
-        smallest = self._smallest(min(gpus for gpus, _, _ in kinds))
+        # Those behind the first one don't overtake it: what it lacks is reserved for it.
+        smallest = waiting.head(1)[0].gpus
         if gpus < smallest:
             return None
         return Ticket(
@@ -169,14 +171,6 @@ class UserDispatcher(Simulation):
             job_s=self._job_s,
             jobs=len(waiting),
         )
-
-    def _smallest(self, smallest: int) -> int:
-        """The GPUs of the smallest job that could start: where our own policy keeps GPUs for the first job, which is
-        while those that it lacks are ours, no smaller one can go past it."""
-        (first,) = self._jobs.on_gpus.head(1)
-        if first.gpus > smallest and next(self.gpus.pool.enough(first), None) is not None:
-            return first.gpus
-        return smallest
 
     def _usable(self, least_mb: int) -> frozenset[str] | None:
         usable = [each for each in self.gpus.all if each.gpu.total_mb >= least_mb and not each.excluded]
@@ -203,9 +197,10 @@ class UserDispatcher(Simulation):
             held=self._held(),
             rules=rules,
         )
-        kept = {uuid: key for key, uuids in given.to.items() if key != self.user.name for uuid in uuids}
-        self.gpus.keep(kept)
-        self._wake_when_let_go(given.to, free, rules)
+        kept = given.kept_for_others(self.user.name)
+        self.gpus.keep({uuid: ticket.key for uuid, ticket in kept.items()})
+        if kept:
+            self._wake_at_least_by(min(given.until[ticket.key] for ticket in kept.values()))
 
     def _free(self) -> dict[str, float]:
         return {each.gpu.uuid: each.clean_since for each in self.gpus.all if self.gpus.is_free(each)}
@@ -213,21 +208,10 @@ class UserDispatcher(Simulation):
     def _held(self) -> frozenset[str]:
         return frozenset(each.gpu.uuid for each in self.gpus.all if each.attempts or each.holder)
 
-    def _wake_when_let_go(self, to: Mapping[str, frozenset[str]], free: Mapping[str, float], rules: TurnRules) -> None:
-        """Plans a decision for when the first GPU is no longer kept for others."""
-        moments = []
-        for ticket in self._shared.tickets.values():
-            uuids = to.get(ticket.key, frozenset())
-            if ticket.uid == self.uid or not uuids:
-                continue
-            if len(uuids) < ticket.smallest:
-                moments += [kept_until(free[uuid], ticket, rules) for uuid in uuids]
-            else:
-                moments += [max(free[uuid], ticket.since) + rules.grace_s for uuid in uuids]
-        if not moments:
-            return
-        at = max(self._now, min(moments)) + _AFTER_S
-        if self._wake_at is None or self._wake_at <= self._now or at < self._wake_at:
+    def _wake_at_least_by(self, second: float) -> None:
+        """Plans a decision for when the first GPU is kept for others no longer."""
+        at = max(self._now, second) + _AFTER_S
+        if math.isfinite(at) and (self._wake_at is None or self._wake_at <= self._now or at < self._wake_at):
             self._wake_at = at
             self._events.wake_at(at)
 
