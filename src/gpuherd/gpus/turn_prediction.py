@@ -215,7 +215,7 @@ class _Course:
             taken = self._take(ticket, meant)
             if ticket.key == me:
                 mine = taken
-            elif not taken and meant:
+            if not taken and meant:
                 heapq.heappush(self._events, (given.until[ticket.key] + _AFTER_S, ""))
         if left and not mine and (ticket := self._waiting[me].now()) is not None:
             # Those for whom these were kept have let them go; nothing lapses for one's own ticket.
