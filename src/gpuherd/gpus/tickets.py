@@ -200,7 +200,7 @@ class TicketReader:
                 continue
             try:
                 # Not opened before it is clear that it is a plain file of the user in its name.
-                if not _is_plausible(os.lstat(path), uid):  # noqa: PTH116 - for every ticket at every look
+                if not _is_plausible(os.lstat(path), uid):
                     continue
             except OSError:
                 continue

@@ -156,9 +156,9 @@ class UserFigures:
     predicted_s: float | None
 
     @property
-    def over_due(self) -> float | None:
-        """By how much they got more (or less) than was due while others waited too, as a part of what was due."""
-        return self.contended_gpu_hours / self.due_gpu_hours - 1 if self.due_gpu_hours > 0 else None
+    def of_due(self) -> float | None:
+        """What they got while others waited too, as a multiple of what was due; None where nobody else waited."""
+        return self.contended_gpu_hours / self.due_gpu_hours if self.due_gpu_hours > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; docs/what-if.md describes it."""
@@ -172,7 +172,7 @@ class UserFigures:
             "share": _rounded(self.share, 4),
             "contended_gpu_hours": round(self.contended_gpu_hours, 6),
             "due_gpu_hours": round(self.due_gpu_hours, 6),
-            "over_due": _rounded(self.over_due, 4),
+            "of_due": _rounded(self.of_due, 4),
             "wait_seconds": None if self.waits is None else self.waits.to_dict(),
             "first_gpu_seconds": _rounded(self.first_gpu_s, 3),
             "predicted_seconds": _rounded(self.predicted_s, 3),
