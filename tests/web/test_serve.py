@@ -32,7 +32,7 @@ from gpuherd.web.serve import ServeOptions, WebServer, check, read_password
 PASSWORD = "correct horse battery"
 EVERYWHERE = {
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
 }
