@@ -59,10 +59,10 @@ def fragments(look: Look[MachineView]) -> Sequence[Fragment]:
 async def history(request: Request) -> Response:
     """The last days: a part of the page, or a page of its own where there are no scripts."""
     feed: Feed[tuple[DayUse, ...]] = services(request).feeds.of("days", lambda: read_days(DAYS), DAYS_EVERY_S)
-    context = {"bars": bars_of((await feed.latest()).value), "days": DAYS}
+    bars = bars_of((await feed.latest()).value)
     if "hx-request" in request.headers:
-        return HTMLResponse(render_fragment("machine_days.html", **context))
-    return render(request, "machine_history.html", title=f"The last {DAYS} days", **context)
+        return HTMLResponse(render_fragment("machine_days.html", bars=bars, days=DAYS))
+    return render(request, "machine_history.html", title=f"The last {DAYS} days", bars=bars, days=DAYS)
 
 
 PAGE = Page(
