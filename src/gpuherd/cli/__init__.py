@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Command] = {
     "why": Command("why", "why a job waits, whose turn it is, and when it starts"),
     "logs": Command("status", "print the log of a job, or follow it"),
     "top": Command("status", "GPUs, jobs and logs on the full screen"),
+    "web": Command("web", "GPUs, jobs and runs as a page in the browser"),
     "cancel": Command("queue", "end jobs for good"),
     "retry": Command("queue", "run failed or cancelled jobs again"),
     "pause": Command("queue", "pause waiting and running jobs"),
