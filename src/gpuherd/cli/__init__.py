@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, Command] = {
     "status": Command("status", "show the state of a run: what runs, waits, failed, and why"),
     "logs": Command("status", "print the log of a job, or follow it"),
     "top": Command("status", "GPUs, jobs and logs on the full screen"),
+    "web": Command("web", "GPUs, jobs and runs as a page in the browser"),
     "cancel": Command("queue", "end jobs for good"),
     "retry": Command("queue", "run failed or cancelled jobs again"),
     "pause": Command("queue", "pause waiting and running jobs"),
