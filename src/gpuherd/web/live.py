@@ -95,6 +95,10 @@ class Feed(Generic[T]):
             self._due = time.monotonic() + self.every_s
             self._reading = None
 
+    def expire(self) -> None:
+        """Has the value read anew when it is next asked for: something was changed that it shows."""
+        self._due = 0.0
+
     async def wait_for_next(self) -> None:
         """Sleeps until the value can have changed."""
         await asyncio.sleep(max(0.05, self._due - time.monotonic()))
@@ -116,6 +120,12 @@ class Feeds:
         while len(self._feeds) > _MOST_FEEDS:
             self._feeds.popitem(last=False)
         return feed
+
+    def expire(self, first: Hashable) -> None:
+        """Has the feeds whose key is a tuple that begins so be read anew."""
+        for key, feed in self._feeds.items():
+            if isinstance(key, tuple) and key[:1] == (first,):
+                feed.expire()
 
     def close(self) -> None:
         """Starts no further read; one that hangs is not waited for."""
