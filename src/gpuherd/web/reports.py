@@ -33,6 +33,8 @@ POLICY = (
 HEADERS: Mapping[str, str] = {"content-security-policy": POLICY, "x-frame-options": "SAMEORIGIN"}
 # Ours have 10 MB at most.
 MOST_BYTES = 64 * 2**20
+# What a run writes last, or into, when it has further results.
+_RESULTS = ("run.json", "done.json", "esd_results_summary.csv", "stats", "results", "models", "scores", "evaluations")
 _BLOCK = 262_144
 _MAKE_S = 1800.0
 _MOST_ERRORS = 20_000
@@ -57,10 +59,11 @@ class Report:
 
 
 class ReportFile:
-    """An open report. Raises FileNotFoundError where there is none that may be shown: no plain file, not of the run's
+    """An open report, closed with its last block. Raises FileNotFoundError where there is none that may be shown: no plain file, not of the run's
     owner (a link to somebody else's), or too long."""
 
     def __init__(self, place: Place):
+        self._fd = -1
         fd = os.open(place.folder / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             self.state = os.fstat(fd)
@@ -91,6 +94,9 @@ class ReportFile:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        self.close()  # of a response that was never begun
+
 
 class ReportMaker:
     """Makes reports by ``gpuherd report``, one after the other, each in a process of its own: it loads libraries of
@@ -115,7 +121,7 @@ class ReportMaker:
             problem = problem or (None if missing.errno else str(missing))
         except OSError as unreadable:
             problem = problem or f"{place.folder / NAME} can't be opened: {unreadable.strerror}"
-        is_old = made_at is not None and place.changed_at > made_at + 1
+        is_old = made_at is not None and _changed_at(place) > made_at + 1
         return Report(made_at, size, is_old, self._since.get(place.key), None if problem is None else clean(problem))
 
     def make(self, place: Place) -> bool:
@@ -165,3 +171,12 @@ class ReportMaker:
         if process is not None and process.poll() is None:
             with suppress(OSError):
                 process.terminate()
+
+
+def _changed_at(place: Place) -> float:
+    """When results were last written. Not the folder's time, which a report changes."""
+    times = [0.0]
+    for name in _RESULTS:
+        with suppress(OSError):
+            times.append((place.folder / name).stat().st_mtime)
+    return max(times)

@@ -15,7 +15,7 @@ from gpuherd.web.actions import Outcome
 from gpuherd.web.live import EventStream, Feed, Fragment, Look, changes
 from gpuherd.web.page import Page, render, render_fragment, services
 from gpuherd.web.pages.queues import explained, place_of, places_of, said
-from gpuherd.web.places import Place
+from gpuherd.web.places import Place, Places
 from gpuherd.web.queue_views import Filter, NotThere
 from gpuherd.web.reports import HEADERS, Report, ReportFile, ReportMaker
 
@@ -40,11 +40,11 @@ async def show_runs(request: Request) -> Response:
 
 
 def _feed(request: Request, place: Place) -> Feed[Report]:
-    return services(request).feeds.of((place.key, "report"), partial(_look, request, place.key), _EVERY_S)
+    return services(request).feeds.of((place.key, "report"), partial(_look, places_of(request), place.key), _EVERY_S)
 
 
-def _look(request: Request, key: str) -> Report:
-    place = places_of(request).find(key)
+def _look(places: Places, key: str) -> Report:
+    place = places.find(key)
     if place is None:
         raise NotThere("this run is not there any more")
     return _maker().look(place)
