@@ -59,8 +59,11 @@ class Report:
 
 
 class ReportFile:
-    """An open report, closed with its last block. Raises FileNotFoundError where there is none that may be shown: no plain file, not of the run's
-    owner (a link to somebody else's), or too long."""
+    """An open report, closed with its last block.
+
+    Raises FileNotFoundError where there is none that may be shown: no plain file, not of the run's owner (a link to
+    somebody else's), or too long.
+    """
 
     def __init__(self, place: Place):
         self._fd = -1

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlencode
 
 import anyio
-from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.jobs.job import JobState
 from gpuherd.web.actions import UP, Action, Forbidden, Outcome, carry_out
-from gpuherd.web.live import EventStream, Feed, Fragment, Look, changes
+from gpuherd.web.live import EventStream, Feed, Fragment, Look, Render, changes
 from gpuherd.web.log_views import LogPart, read_end, read_on
 from gpuherd.web.page import Page, form, render, render_fragment, services
 from gpuherd.web.places import Place, Places
@@ -67,15 +68,15 @@ async def place_of(request: Request) -> Place:
     return place
 
 
-Handler = Callable[[Request], "asyncio.Future[Response]"]
+R = TypeVar("R")
 
 
-def explained(handler: Callable[[Request], object]) -> Callable[[Request], object]:
+def explained(handler: Callable[[Request], Awaitable[R]]) -> Callable[[Request], Awaitable[R | Response]]:
     """The handler, whose errors become pages with their reason and a fitting status."""
 
-    async def handle(request: Request) -> object:
+    async def handle(request: Request) -> R | Response:
         try:
-            return await handler(request)  # type: ignore[misc]
+            return await handler(request)
         except NotThere as problem:
             return _problem(request, 404, problem)
         except Forbidden as problem:
@@ -100,40 +101,46 @@ def said(outcome: Outcome, status: int = 200) -> Response:
 # --- all queues ---------------------------------------------------------------------------------------------------
 
 
-def _queues_feed(request: Request, page: int) -> Feed[tuple[tuple[QueueView, ...], int]]:
-    places = places_of(request)
+@dataclass(frozen=True, slots=True)
+class _QueuesView:
+    """A page of the queues."""
 
-    def read() -> tuple[tuple[QueueView, ...], int]:
-        queues = [place for place in places.all() if place.has_queue]
-        shown = queues[(page - 1) * _QUEUES_A_PAGE : page * _QUEUES_A_PAGE]
-        return tuple(map(read_queue, shown)), max(1, -(-len(queues) // _QUEUES_A_PAGE))
+    queues: tuple[QueueView, ...]
+    page: int
+    pages: int
+
+
+def _queues_feed(request: Request) -> Feed[_QueuesView]:
+    places, page = places_of(request), Filter.of(request.query_params).page
+
+    def read() -> _QueuesView:
+        found = [place for place in places.all() if place.has_queue]
+        shown = found[(page - 1) * _QUEUES_A_PAGE : page * _QUEUES_A_PAGE]
+        return _QueuesView(tuple(map(read_queue, shown)), page, max(1, -(-len(found) // _QUEUES_A_PAGE)))
 
     return services(request).feeds.of(("queues", page), read, _LIST_EVERY_S)
 
 
 async def show_queues(request: Request) -> Response:
     """The list of queues."""
-    page = Filter.of(request.query_params).page
-    look = await _queues_feed(request, page).latest()
-    return render(
-        request, "queues.html", title="Queues", live=f"/queues/events?page={page}", parts=_queues_parts(page, look)
-    )
+    feed = _queues_feed(request)
+    look = await feed.latest()
+    live = f"/queues/events?page={look.value.page}"
+    return render(request, "queues.html", title="Queues", live=live, parts=parts_of(feed, look, _queues_fragments))
 
 
 async def queues_events(request: Request) -> ASGIApp:
     """What changes on it."""
-    page = Filter.of(request.query_params).page
-    feed = _queues_feed(request, page)
-    return EventStream(services(request).streams, changes(feed, lambda look: _fragments(_queues_parts(page, look))))
+    return EventStream(services(request).streams, changes(_queues_feed(request), _queues_fragments))
 
 
-def _queues_parts(page: int, look: Look[tuple[tuple[QueueView, ...], int]]) -> Mapping[str, Markup]:
-    queues, pages = look.value
-    return {"queues": render_fragment("queues_list.html", queues=queues, page=page, pages=pages, late=look.late)}
+def _queues_fragments(look: Look[_QueuesView]) -> Sequence[Fragment]:
+    return [Fragment("queues", render_fragment("queues_list.html", view=look.value, late=look.late))]
 
 
-def _fragments(parts: Mapping[str, Markup]) -> Sequence[Fragment]:
-    return [Fragment(name, html) for name, html in parts.items()]
+def parts_of(feed: Feed[T], look: Look[T], fragments: Render[T]) -> Mapping[str, str]:
+    """The fragments of a look by their id, for the page that begins with them."""
+    return {part.id: part.html for part in feed.rendered(look, fragments)}
 
 
 # --- the jobs of a queue ------------------------------------------------------------------------------------------
@@ -148,7 +155,8 @@ def _jobs_feed(request: Request, place: Place, chosen: Filter) -> Feed[JobsView]
 async def show_jobs(request: Request) -> Response:
     """A page of the jobs of a queue."""
     place, chosen = await place_of(request), Filter.of(request.query_params)
-    look = await _jobs_feed(request, place, chosen).latest()
+    feed = _jobs_feed(request, place, chosen)
+    look = await feed.latest()
     return render(
         request,
         "jobs.html",
@@ -156,7 +164,7 @@ async def show_jobs(request: Request) -> Response:
         live=f"/queues/{place.key}/events?{_query(chosen)}",
         place=place,
         chosen=chosen,
-        parts=_jobs_parts(look),
+        parts=parts_of(feed, look, _jobs_fragments),
     )
 
 
@@ -165,13 +173,13 @@ async def jobs_events(request: Request) -> ASGIApp:
     """What changes on it."""
     place, chosen = await place_of(request), Filter.of(request.query_params)
     feed = _jobs_feed(request, place, chosen)
-    return EventStream(services(request).streams, changes(feed, lambda look: _fragments(_jobs_parts(look))))
+    return EventStream(services(request).streams, changes(feed, _jobs_fragments))
 
 
-def _jobs_parts(look: Look[JobsView]) -> Mapping[str, Markup]:
+def _jobs_fragments(look: Look[JobsView]) -> Sequence[Fragment]:
     context = {"view": look.value, "queue": look.value.queue, "states": tuple(JobState), "late": look.late, "up": UP}
     context |= {"query": lambda **more: _query(look.value.filter, **more)}
-    return {name: render_fragment(f"jobs_{name}.html", **context) for name in ("summary", "filter", "list")}
+    return [Fragment(name, render_fragment(f"jobs_{name}.html", **context)) for name in ("summary", "filter", "list")]
 
 
 def _query(chosen: Filter, **changed: object) -> str:
@@ -180,8 +188,6 @@ def _query(chosen: Filter, **changed: object) -> str:
     >>> _query(Filter(JobState.FAILED, "a&b", 3), page=1)
     'state=failed&q=a%26b&page=1'
     """
-    from urllib.parse import urlencode
-
     state = "" if chosen.state is None else chosen.state.value
     return urlencode({"state": state, "q": chosen.text, "page": chosen.page, **changed})
 
@@ -199,7 +205,9 @@ async def show_job(request: Request) -> Response:
     """A job, with the end of its log or the part before a byte."""
     place, number, attempt = await place_of(request), _job_number(request), _number(request, "attempt")
     before = _number(request, "before")
-    view = (await _job_feed(request, place, number).latest()).value
+    feed = _job_feed(request, place, number)
+    look = await feed.latest()
+    view = look.value
     chosen = view.attempt(attempt)
     if attempt is not None and chosen is None:
         raise NotThere(f"this job has no attempt {attempt}")
@@ -218,7 +226,7 @@ async def show_job(request: Request) -> Response:
         before=before,
         log=log,
         address=address,
-        parts=_job_parts(view),
+        parts=parts_of(feed, look, _job_fragments),
     )
 
 
@@ -230,9 +238,11 @@ async def job_events(request: Request) -> ASGIApp:
     return EventStream(services(request).streams, _job_changes(feed, place, attempt))
 
 
-def _job_parts(view: JobView) -> Mapping[str, Markup]:
+def _job_fragments(look: Look[JobView]) -> Sequence[Fragment]:
+    view = look.value
     context = {"view": view, "line": view.line, "queue": view.queue, "place": view.queue.place}
-    return {f"job-{name}": render_fragment(f"job_{name}.html", **context) for name in ("status", "facts", "attempts")}
+    names = ("status", "facts", "attempts")
+    return [Fragment(f"job-{name}", render_fragment(f"job_{name}.html", **context)) for name in names]
 
 
 async def _job_changes(feed: Feed[JobView], place: Place, attempt: int | None) -> AsyncIterator[Sequence[Fragment]]:
@@ -242,12 +252,12 @@ async def _job_changes(feed: Feed[JobView], place: Place, attempt: int | None) -
         parts: list[Fragment] = []
         with suppress(GpuherdError, OSError):
             try:
-                view = (await feed.latest()).value
+                look = await feed.latest()
             except NotThere:
                 return
-            parts = [part for part in _fragments(_job_parts(view)) if shown.get(part.id) != part.html]
+            parts = [part for part in feed.rendered(look, _job_fragments) if shown.get(part.id) != part.html]
             shown.update((part.id, part.html) for part in parts)
-            chosen = view.attempt(attempt)
+            chosen = look.value.attempt(attempt)
             if chosen is not None:
                 parts += await run_in_threadpool(log.look, chosen.number, chosen.log)
         if parts:

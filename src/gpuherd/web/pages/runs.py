@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from gpuherd.web.actions import Outcome
 from gpuherd.web.live import EventStream, Feed, Fragment, Look, changes
 from gpuherd.web.page import Page, render, render_fragment, services
-from gpuherd.web.pages.queues import explained, place_of, places_of, said
+from gpuherd.web.pages.queues import explained, parts_of, place_of, places_of, said
 from gpuherd.web.places import Place, Places
 from gpuherd.web.queue_views import Filter, NotThere
 from gpuherd.web.reports import HEADERS, Report, ReportFile, ReportMaker
@@ -56,8 +56,8 @@ async def show_run(request: Request) -> Response:
     place = await place_of(request)
     if place.results is None:
         raise NotThere(f"there are no results of gpuherd's in {place.folder}")
-    look = await _feed(request, place).latest()
-    parts = {part.id: part.html for part in _fragments(place, look)}
+    feed = _feed(request, place)
+    parts = parts_of(feed, await feed.latest(), partial(_fragments, place))
     live = f"/runs/{place.key}/events"
     return render(request, "run.html", title=place.title, live=live, place=place, parts=parts)
 
