@@ -89,7 +89,8 @@ class Scene:
         self.begin()
         self.end(self.start("good"), JobState.DONE)
         self.end(self.start("bad", log="Traceback\nValueError: no\n"), JobState.FAILED, "ValueError: no")
-        record = self.start("busy", log="epoch 1\nepoch 2\n", ago_s=30.0)
+        # Its process is this one: nothing may be asked for it that would end or stop it.
+        self.busy = record = self.start("busy", log="epoch 1\nepoch 2\n", ago_s=30.0)
         self.run.attempt_progress(record.id).write_text('{"done": 3, "total": 12, "stage": "train"}')
         self.queue.pause(("held",), "me", clock.mono())
         self.queue.cancel(("gone",), "me")

@@ -6,6 +6,7 @@ than is shown. Words are those of ``gpuherd status``. Text of jobs is cleaned he
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ LONGEST_SEARCH = 200
 # SQLite's numbers are of 64 bits.
 _MOST_JOBS = 2**31
 _ATTEMPTS = 50
+_BAR = "[━╌]+ ?"  # the terminal's bar, in whose place the page has one of its own
 _LONGEST_COMMAND = 20_000
 _TODAY_S = 43_200
 _LAST_SECOND = 32_503_680_000.0  # of the year 2999; a clock that is further on is wrong
@@ -260,14 +262,16 @@ def read_jobs(place: Place, chosen: Filter) -> JobsView:
 def line_of(job: JobStatus) -> JobLine:
     """A job as a line of a list."""
     progress = None if job.attempt is None or job.state is not JobState.RUNNING else job.attempt.progress
+    done = min(1.0, progress.done / progress.total) if progress is not None and progress.total else None
+    what = words.what(job)
     return JobLine(
         id=job.id,
         title=clean(job.title),
         name=clean(job.name),
         state=words.state_word(job),
         gpus=words.gpus(job),
-        what=words.what(job),
-        done=min(1.0, progress.done / progress.total) if progress is not None and progress.total else None,
+        what=what if done is None else re.sub(_BAR, "", what),
+        done=done,
         priority=job.priority,
         may=may(job),
     )

@@ -42,8 +42,8 @@ EVERY_S = 1.5
 _LIST_EVERY_S = 5.0
 _QUEUES_A_PAGE = 25
 _LOG_EVERY_S = 1.0
-# Lines after which what is shown of a log is replaced by its end, so that a page that stays open does not grow.
-_LINES_SHOWN = 4000
+# Lines that are added to what is shown of a log before its end takes their place: an open page must not grow for ever.
+_LINES_ADDED = 4000
 # Actions carried out at once; each may take as long as a job needs to end.
 _ACTIONS = 4
 # SQLite's numbers are of 64 bits, and the browser's of 53.
@@ -272,13 +272,13 @@ class LogFollower:
         self._owner = owner
         self._of: tuple[int, Path] | None = None
         self._part: LogPart | None = None
-        self._lines = 0
+        self._added = 0
 
     def look(self, number: int, path: Path) -> list[Fragment]:
         """What has changed of the log of this attempt: first, and of another attempt, all that is shown."""
         if self._of != (number, path):
             self._of, self._part = (number, path), None
-        if self._part is None or self._lines > _LINES_SHOWN:
+        if self._part is None or self._added > _LINES_ADDED:
             part = read_end(path, self._owner)
             whole = True
         else:
@@ -287,7 +287,7 @@ class LogFollower:
         if part is None:
             return []
         self._part = part
-        self._lines = len(part.lines) + (0 if whole else self._lines)
+        self._added = 0 if whole else self._added + len(part.lines)
         html = render_fragment("log_lines.html", log=part)
         found = [Fragment("log-rest", render_fragment("log_rest.html", log=part))]
         if whole:

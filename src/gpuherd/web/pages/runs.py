@@ -36,7 +36,7 @@ async def show_runs(request: Request) -> Response:
     reports = await run_in_threadpool(lambda: [_maker().look(place) for place in shown])
     pages = max(1, -(-len(found) // _RUNS_A_PAGE))
     runs = list(zip(shown, reports, strict=True))
-    return render(request, "runs.html", title="Runs", runs=runs, page=page, pages=pages)
+    return render(request, "runs.html", title="Runs", runs=runs, number=page, of_pages=pages)
 
 
 def _feed(request: Request, place: Place) -> Feed[Report]:
