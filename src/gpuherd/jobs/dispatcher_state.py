@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.atomic import without_waiting
 from gpuherd.engines.registry import title
 from gpuherd.errors import clean
 
@@ -126,8 +127,8 @@ class StateFile:
 def read(path: Path, pid: int) -> DispatcherState | None:
     """The last state that the dispatcher with this pid wrote; None where there is none or the file is damaged."""
     try:
-        with path.open("rb") as file:
-            values = json.loads(file.read(_MOST_BYTES))
+        with open(path, "rb", opener=without_waiting) as file:
+            values = json.loads(file.read(_MOST_BYTES) or b"")
         by_number = {key: _by_number(values.get(key, {})) for key in ("waits", "handed")}
         gpus = tuple(GpuState(**gpu) for gpu in values["gpus"])
         return DispatcherState(**values | by_number | {"gpus": gpus}) if values["pid"] == pid else None

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpuherd.atomic import without_waiting
 from gpuherd.engines.process_tree import boot_id, identify
 from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs import clock, dispatcher_state
@@ -37,6 +38,7 @@ from gpuherd.jobs.run_dir import RunDirectory
 # The mean length of jobs is taken over so many of the latest.
 _LATEST = 1000
 _HELD_NAMED = 5
+_LOCK_BYTES = 1000  # more than any lock file has
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +299,11 @@ def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | No
 def _is_in_lock(lock: Path, pid: int) -> bool:
     """Whether the lock file names this process. True as well for a file that can't be read."""
     try:
-        words = lock.read_text(encoding="ascii", errors="replace").split()
+        with open(lock, "rb", opener=without_waiting) as file:
+            words = (file.read(_LOCK_BYTES) or b"").split()
     except OSError:
         return True
-    return bool(words) and words[0] == str(pid)
+    return bool(words) and words[0] == str(pid).encode()
 
 
 def _in_engine(reader: QueueReader) -> InEngine | None:
