@@ -30,8 +30,9 @@ from gpuherd.jobs.settings import NO_SETTINGS, Settings
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
     from gpuherd.gpus.state import Gpu
+    from gpuherd.jobs.gpu.reserved import ReservedGpus
     from gpuherd.jobs.gpu.watch import GpuWatch
-    from gpuherd.jobs.scheduler.types import Decision
+    from gpuherd.jobs.scheduler.types import Decision, GpuView
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
@@ -138,6 +139,7 @@ class Waiter:
         self._allowed: int | None = None  # GPUs that the settings allow now, by the last decision
         self._refuse_more_than_allowed()
         self._watch = self._open_watch() if options.gpus else None
+        self._reserved = self._open_reserved() if options.gpus else None
 
     def take(self) -> Taken:
         """Waits for the GPUs and takes them. Raises NoGpuFree when that takes too long, JobCannotFit if it is
@@ -155,10 +157,11 @@ class Waiter:
                 self._tell(f"no GPUs: {watch.problem}; the command runs on the CPU")
                 return Taken()
             taken = self._take(watch, decided.starts[0].gpus) if decided.starts else None
-            for notice in watch.fetch_notices():
+            for notice in (*watch.fetch_notices(), *(self._reserved.fetch_notices() if self._reserved else ())):
                 self._tell(notice)
             if taken is not None:
                 watch.rest()
+                self._keep_reservations(taken)
                 self._say_taken(taken, clock.mono() - began)
                 return taken
             self._wait(watch, began, decided)
@@ -190,6 +193,21 @@ class Waiter:
 
         return GpuWatch(self._options.gpu_options(), f"run-{os.getpid()}", self._settings)
 
+    def _open_reserved(self) -> ReservedGpus:
+        from gpuherd.jobs.gpu.reserved import ReservedGpus
+
+        return ReservedGpus(self._settings)
+
+    def _views(self, watch: GpuWatch) -> tuple[GpuView, ...]:
+        """The GPUs with the verdicts on them."""
+        now, wall = clock.mono(), clock.wall()
+        views = watch.views(now, ())
+        if self._reserved is None:
+            return views
+        self._reserved.look(wall, now)
+        watch.preferred = self._reserved.mine(wall)
+        return self._reserved.views(views, wall)
+
     def _decide(self, watch: GpuWatch) -> Decision:
         from gpuherd.jobs.scheduler.limits import limits
         from gpuherd.jobs.scheduler.policy import decide
@@ -206,7 +224,7 @@ class Waiter:
             gpus_now=allowed.max_gpus,
             gpus_now_why=allowed.sentence,
         )
-        return decide([job], watch.views(clock.mono(), ()), most, watch.choose)
+        return decide([job], self._views(watch), most, watch.choose)
 
     def _refuse_more_than_allowed(self) -> None:
         """Raises JobCannotFit for more GPUs than the settings ever let the user hold."""
@@ -258,12 +276,28 @@ class Waiter:
         """GPUs that this look found free, whatever earlier looks found."""
         from gpuherd.gpus.idle import IdleRule, check
         from gpuherd.gpus.leases import LeaseFolder
+        from gpuherd.jobs.scheduler.types import WaitingJob
 
         rule = IdleRule(memory_threshold_mb=self._options.gpu_memory_threshold)
         leases = LeaseFolder.existing()
+        job = WaitingJob(0, self._options.gpus)
+        reserved = {
+            view.gpu.uuid
+            for view in self._views(watch)
+            if view.reserved is not None and view.reserved.is_overrun_by(job)
+        }
         return [
-            gpu for gpu in watch.gpus if check(gpu, rule).free and (leases is None or leases.holder(gpu.uuid) is None)
+            gpu
+            for gpu in watch.gpus
+            if check(gpu, rule).free
+            and gpu.uuid not in reserved
+            and (leases is None or leases.holder(gpu.uuid) is None)
         ]
+
+    def _keep_reservations(self, taken: Taken) -> None:
+        """Our reservations of these GPUs must not lapse while the command, which this process becomes, runs."""
+        if self._reserved is not None:
+            self._reserved.mark_until_the_end({gpu.uuid for gpu in taken.gpus})
 
     def _say_taken(self, taken: Taken, after_s: float) -> None:
         labels = ", ".join(gpu.label for gpu in taken.gpus)

@@ -41,6 +41,7 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import EventKind, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.lengths import NO_LENGTHS, Lengths
 from gpuherd.jobs.scheduler.limits import limits, most_at_once, most_ever, refuse_if_none_fits
 from gpuherd.jobs.scheduler.memory import FamilyMemory, asks_for
 from gpuherd.jobs.scheduler.ordering import Lookahead
@@ -269,9 +270,10 @@ class Dispatcher(Loop):
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
         named = {queued.family for queued in head if queued.family and queued.memory_mb is not None}
         families = self._queue.families(named) if named else {}
-        return [self._waiting_job(queued, families.get(queued.family or "")) for queued in head]
+        lengths = Lengths(self._queue.latest_lengths()) if head and self._gpus.reserved.any_of_others else NO_LENGTHS
+        return [self._waiting_job(queued, families.get(queued.family or ""), lengths) for queued in head]
 
-    def _waiting_job(self, queued: QueuedJob, family: FamilyMemory | None) -> WaitingJob:
+    def _waiting_job(self, queued: QueuedJob, family: FamilyMemory | None, lengths: Lengths) -> WaitingJob:
         request, job = queued.request, queued.job
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
@@ -292,6 +294,7 @@ class Dispatcher(Loop):
             limit_s=None if whole_s is None else whole_s + self._supervisor.grace_s,
             nodes=job.nodes,
             host_memory_mb=job.host_memory_mb,
+            expected_s=lengths.expected_s(job.family, request.gpus),
         )
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:

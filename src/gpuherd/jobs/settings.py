@@ -14,15 +14,16 @@ import pwd
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
+from gpuherd.gpus.reservations import LIMITS, RULES, ReservationLimits, ReservationRules
 from gpuherd.options import Option, WrongType, by_spelling, did_you_mean, option_fields, parse_value
-from gpuherd.units import count, duration_s, gpu_names, positive_int
+from gpuherd.units import amount, count, duration_s, gpu_names, positive_int
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 IDLE_LEASE_S = 4 * 3600.0
 # A shorter time would break leases of jobs that load their data.
 _SHORTEST_IDLE_LEASE_S = 60.0
+# A shorter time would end reservations whose owner's job still waits for a GPU to be quiet.
+_SHORTEST_LAPSE_S = 60.0
 
 
 def user_file() -> Path:
@@ -176,11 +179,18 @@ class Policy:
     hours: Hours = Hours()
     exclude_gpus: tuple[str, ...] = ()
     idle_lease_s: float = IDLE_LEASE_S
+    reservations: ReservationRules = RULES
     path: Path | None = None
 
     def max_gpus(self, user: str) -> int | None:
         """The most GPUs that this user may hold on the machine; None for as many as there are."""
         return self.max_gpus_of.get(user, self.max_gpus_per_user)
+
+    def reservation_limits(self, user: str) -> ReservationLimits:
+        """The most that this user may reserve: no more GPUs than they may hold."""
+        limits = self.reservations.of(user)
+        known = [most for most in (limits.max_gpus, self.max_gpus(user)) if most is not None]
+        return replace(limits, max_gpus=min(known, default=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,11 +345,18 @@ class _Table:
             raise self.wrong(key, f"is wrong: {problem}") from None
 
 
+# Further tables of the machine's policy.
+_TABLES = ("reservations",)
+_RESERVATION_LIMITS = ("max_gpus", "max_hours", "max_ahead")
+_RESERVATIONS = (*_RESERVATION_LIMITS, "lapse_after", "unknown_horizon", "enabled")
+
+
 def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
-    top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir"))
+    top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir", *_TABLES))
     limits = top.table("limits", ("max_gpus_per_user", "quiet_hours", "quiet_max_gpus"))
     users = top.table("users", None)
-    of_user = {name: users.table(name, ("max_gpus",)).get("max_gpus", count) for name in users.values}
+    each_user = {name: users.table(name, ("max_gpus", "reservations")) for name in users.values}
+    of_user = {name: table.get("max_gpus", count) for name, table in each_user.items()}
     excluded = top.get("exclude_gpus", gpu_names, many=True)
     idle_lease = top.get("idle_lease", duration_s)
     if idle_lease is not None and idle_lease < _SHORTEST_IDLE_LEASE_S:
@@ -353,8 +370,54 @@ def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
         hours=_hours(limits),
         exclude_gpus=tuple(name for names in excluded for name in names.split(",")),
         idle_lease_s=IDLE_LEASE_S if idle_lease is None else idle_lease,
+        reservations=_reservations(top.table("reservations", _RESERVATIONS), each_user),
         path=path,
     )
+
+
+def _reservations(table: _Table, users: Mapping[str, _Table]) -> ReservationRules:
+    enabled = True if "enabled" not in table.values else table.value("enabled", Option(help="", is_switch=True))
+    limits = _reservation_limits(table, LIMITS)
+    lapse_after, horizon = table.get("lapse_after", duration_s), table.get("unknown_horizon", _duration_or_none_s)
+    if lapse_after is not None and lapse_after < _SHORTEST_LAPSE_S:
+        raise table.wrong("lapse_after", f"is below {_SHORTEST_LAPSE_S:g} s, in which a job may wait for its GPU")
+    return ReservationRules(
+        enabled=enabled,
+        limits=limits,
+        limits_of={
+            name: _reservation_limits(user.table("reservations", _RESERVATION_LIMITS), limits)
+            for name, user in users.items()
+            if "reservations" in user.values
+        },
+        lapse_after_s=RULES.lapse_after_s if lapse_after is None else lapse_after,
+        unknown_horizon_s=RULES.unknown_horizon_s if horizon is None else horizon,
+    )
+
+
+def _reservation_limits(table: _Table, usual: ReservationLimits) -> ReservationLimits:
+    most, longest, ahead = (
+        table.get("max_gpus", count),
+        table.get("max_hours", _hours_s),
+        table.get("max_ahead", duration_s),
+    )
+    return ReservationLimits(
+        max_gpus=usual.max_gpus if most is None else most,
+        max_s=usual.max_s if longest is None else longest,
+        max_ahead_s=usual.max_ahead_s if ahead is None else ahead,
+    )
+
+
+def _hours_s(word: str) -> float:
+    """A number of hours, or a length of time with its unit, in seconds."""
+    try:
+        return amount(word) * 3600
+    except ValueError:
+        return duration_s(word)
+
+
+def _duration_or_none_s(word: str) -> float:
+    """A length of time, or 0 for none."""
+    return 0.0 if word.strip() == "0" else duration_s(word)
 
 
 def _hours(limits: _Table) -> Hours:

@@ -1,8 +1,8 @@
 """The dispatcher's GPUs: when to query them, which may be used, and the leases of those that several jobs share.
 
-Joins the state of the GPUs (``watch``) with GPUs left out because jobs fail on them (``health``), memory promised on
-shared ones (``scheduler.memory``), and contention with other users (``usage``). ``scheduler.policy`` decides which job
-gets which GPU.
+Joins the state of the GPUs (``watch``) with GPUs left out because jobs fail on them (``health``), reservations
+(``reserved``), memory promised on shared ones (``scheduler.memory``), and contention with other users (``usage``).
+``scheduler.policy`` decides which job gets which GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import GpuHealth
+from gpuherd.jobs.gpu.reserved import ReservedGpus
 from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, contention_actions
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import DispatchOptions
@@ -42,6 +43,7 @@ class GpuManager:
 
     Attributes:
         watch: the state of the GPUs; open from the moment when the first job needs one.
+        reserved: the reservations of the machine's users.
         changed: a look has found something, so that a decision may come out otherwise.
     """
 
@@ -54,6 +56,7 @@ class GpuManager:
         settings: Settings = NO_SETTINGS,
     ):
         self.watch = GpuWatch(options, queue_tag, settings, at_once=False)
+        self.reserved = ReservedGpus(settings)
         self.changed = False
         self._options = options
         self._supervisor = supervisor
@@ -73,6 +76,7 @@ class GpuManager:
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Sets which GPUs, the free test and the limits from now on. Raises NoSuchGpu; then nothing has changed."""
         self.watch.change(options, settings)
+        self.reserved.change(settings)
         self._options = options
         self._check_at = 0.0
 
@@ -85,7 +89,7 @@ class GpuManager:
         notices, self._notices = self._notices, ()
         returned = self._health.fetch_returned(clock.wall())
         back = (f"GPU {label} is {sentence}" for label, sentence in self._labelled(returned))
-        return (*notices, *back, *self.watch.fetch_notices())
+        return (*notices, *back, *self.watch.fetch_notices(), *self.reserved.fetch_notices())
 
     def fetch_left_out(self, wall: float) -> tuple[tuple[str, str], ...]:
         """The label of each GPU that has been left out since the last call, and a sentence on how long and why."""
@@ -142,11 +146,13 @@ class GpuManager:
         """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
         if self._ours_at is None and self._supervisor.gpus:
             self._ours_at = now + WATCH_EVERY_S
+        self._note_use_of_reserved(now)
 
     def _look_for_free(self, now: float) -> None:
         ours = self._supervisor.gpus
         if now >= self._check_at:
             self.changed |= self.watch.look(now, ours)
+            self.changed |= self.reserved.look(clock.wall(), now)
             self._check_at = now + self.watch.look_in_s(now)
         if self._haste_at is not None and now >= self._haste_at:
             self.watch.hasty_look(ours, now)
@@ -154,6 +160,7 @@ class GpuManager:
             self.changed = True
 
     def _look_at_ours(self, now: float) -> tuple[Action, ...]:
+        self._note_use_of_reserved(now)
         strangers = self._note_use(now)
         running = [attempt for attempt in self._supervisor.running.values() if attempt.record.gpus]
         actions, self._sightings = contention_actions(
@@ -170,6 +177,11 @@ class GpuManager:
             quiet_s=self.watch.quiet_s,
         )
         return actions
+
+    def _note_use_of_reserved(self, now: float) -> None:
+        wall = clock.wall()
+        self.changed |= self.reserved.look(wall, now)
+        self.reserved.note_use(self._supervisor.gpus, wall, now)
 
     def _note_use(self, now: float) -> tuple[Stranger, ...]:
         self._seen_at = now
@@ -207,7 +219,9 @@ class GpuManager:
             # Memory promised on shared GPUs is compared with the memory that is free on them now.
             self._note_use(now)
         left_out = self._health.excluded(wall)
-        views = self.watch.views(now, self._supervisor.gpus)
+        self.reserved.look(wall, now)
+        self.watch.preferred = self.reserved.mine(wall)
+        views = self.reserved.views(self.watch.views(now, self._supervisor.gpus), wall)
         over_at = self._supervisor.over_at
         if not left_out and not self._shared and not over_at:
             return views

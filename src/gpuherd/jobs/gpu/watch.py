@@ -73,6 +73,7 @@ class GpuWatch:
         maker: whose driver shows them, or should.
         leases: takes GPUs for jobs, within what the user may hold.
         usage: the memory that our attempts use, as of the last look.
+        preferred: UUIDs of GPUs that jobs get before all others: those that the user has reserved.
         awaits_driver: there are none because the installed driver does not answer (yet): jobs that need a GPU wait, and
             each ``look`` queries the driver again. False where no driver is installed: jobs then run on the CPU.
 
@@ -96,6 +97,7 @@ class GpuWatch:
         self.maker = Maker.NVIDIA
         self.leases = GpuLeases(settings)
         self.usage = GpuUsage(options.gpu_memory_threshold)
+        self.preferred: frozenset[str] = frozenset()
         self._faults = GpuFaults()
         self._gpus: dict[str, Gpu] = {}  # as the driver last described them
         self._preference: tuple[str, ...] = ()
@@ -330,11 +332,20 @@ class GpuWatch:
         )
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
-        """The best ``count`` of the candidates, in the user's order of preference; None when there are too few."""
+        """The best ``count`` of the candidates, reserved ones first, then in the user's order of preference; None when
+        there are too few."""
+        reserved = [gpu for gpu in candidates if gpu.uuid in self.preferred] if self.preferred else []
+        if len(reserved) >= count > 0 and (chosen := self._choose(reserved, count, memory_mb)) is not None:
+            return chosen
+        return self._choose(candidates, count, memory_mb, first=[gpu.uuid for gpu in reserved])
+
+    def _choose(
+        self, candidates: Sequence[Gpu], count: int, memory_mb: int | None, first: Sequence[str] = ()
+    ) -> tuple[Gpu, ...] | None:
         return choose(
             candidates,
             count,
-            preference=self._preference,
+            preference=(*first, *self._preference),
             memory_mb=memory_mb,
             keep_together=True,
             links=self._links,
