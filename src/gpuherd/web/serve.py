@@ -29,6 +29,7 @@ from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.lease_files import user_name
 from gpuherd.web.access import Rules
 from gpuherd.web.app import create_app
+from gpuherd.web.hosts import Hosts
 from gpuherd.web.machine_data import machine_name
 
 PORT = 8642
@@ -55,6 +56,7 @@ class ServeOptions:
         tls_cert, tls_key: PEM files.
         password_file: its first line is the password.
         runs: run folders to show.
+        hosts: names of other machines to show, asked over ssh.
     """
 
     port: int | None = None
@@ -68,6 +70,7 @@ class ServeOptions:
     tls_key: Path | None = None
     password_file: Path | None = None
     runs: tuple[Path, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ def serve(options: ServeOptions, *, on_ready: Callable[[Listening], None]) -> No
         CannotWrite: the socket can't be made.
     """
     check(options)
+    hosts = Hosts(options.hosts)
     password = None if options.password_file is None else read_password(options.password_file)
     if options.socket is not None:
         listener = _unix_listener(options.socket, options.socket_group)
@@ -149,7 +153,14 @@ def serve(options: ServeOptions, *, on_ready: Callable[[Listening], None]) -> No
         user=options.user_name or user,
         port=port,
     )
-    app = create_app(rules, user=user, machine=machine_name(), runs=options.runs, secure=options.tls_cert is not None)
+    app = create_app(
+        rules,
+        user=user,
+        machine=machine_name(),
+        runs=options.runs,
+        hosts=hosts,
+        secure=options.tls_cert is not None,
+    )
     logging.getLogger("uvicorn.error").addFilter(_is_worth_telling)
     try:
         config = uvicorn.Config(
