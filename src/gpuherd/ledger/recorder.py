@@ -24,7 +24,7 @@ from gpuherd.errors import CannotWrite
 from gpuherd.gpus.machine_dir import machine_dir
 from gpuherd.ledger import files
 from gpuherd.ledger.reader import NAME, records_of
-from gpuherd.ledger.records import Use, line_of
+from gpuherd.ledger.records import Use, line_of, use_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ AGAIN_S = 10.0
 # More uses than this are not kept in memory while nothing can be written: the oldest are dropped.
 _MOST_KEPT = 10_000
 _MOST_NUMBERS = 100
+# About 1,500 uses, read in a few milliseconds.
+_RECENT_BYTES = 512 << 10
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Others may read a shared ledger, which holds no secrets.
 _MODE = 0o644
@@ -100,6 +102,27 @@ class Recorder:
         if self._ended:
             self._append_ended()
         self._write_open()
+
+    def recent(self) -> tuple[frozenset[str], float | None]:
+        """The ids in the last part of this user's logs, and the wall-clock second since which no other use stands in
+        them; None where there is no log yet."""
+        if self._folder is None:
+            return frozenset(), None
+        logs = [log for log in files.logs_in(self._folder) if log.uid == os.geteuid()]
+        ids: set[str] = set()
+        since: float | None = None
+        left = _RECENT_BYTES
+        for log in sorted(logs, key=lambda log: (log.month, log.number), reverse=True):
+            with suppress(OSError):
+                size = log.path.stat().st_size
+                reader = files.LogReader(log.path, max(0, size - left))
+                uses = [use for line in reader.lines() if (use := use_of(line)) is not None]
+                ids.update(use.id for use in uses)
+                since = min([use.until for use in uses] if since is None else [since, *(use.until for use in uses)])
+                left -= size
+            if left <= 0:
+                break
+        return frozenset(ids), since
 
     # --- writing ----------------------------------------------------------------------------------------------
 
@@ -215,24 +238,30 @@ class Recorder:
 
     # --- what the dead have left --------------------------------------------------------------------------------
 
+    def recover(self) -> None:
+        """Appends what dead recorders of this user have left open since."""
+        try:
+            self._recover(self._place())
+        except (OSError, CannotWrite) as problem:
+            self._failed(problem)
+
     def _recover(self, place: Path) -> None:
         """Appends what dead recorders of ours left open. Two that do so at once append the same, which counts once."""
-        recovered: dict[str, Use] = {}
         dead = [file for file in files.open_files_in(place, os.geteuid()) if not file.is_live]
-        for file in dead:
-            recovered |= {record.use.id: record.use for record in records_of(file)}
-        self.recovered = recovered
         if not dead:
             return
-        self._ended |= recovered
-        self._append_ended()
-        if not self._ended:
-            for file in dead:
-                with suppress(OSError):
-                    file.path.unlink()
-        else:
-            # They stay where they are, and need no second copy.
-            self._ended.clear()
+        recovered = {record.use.id: record.use for file in dead for record in records_of(file)}
+        self.recovered = {**self.recovered, **recovered}
+        mine, self._ended = self._ended, recovered
+        try:
+            self._append_ended()
+            if not self._ended:
+                for file in dead:
+                    with suppress(OSError):
+                        file.path.unlink()
+        finally:
+            # What could not be appended stays in the files of the dead.
+            self._ended = mine
 
 
 def _own_file(path: Path) -> int | None:
