@@ -68,7 +68,7 @@ def add_web(parser: Parser) -> None:
 def run_web(args: argparse.Namespace) -> int:
     """Serves the page until Ctrl-C."""
     with naming_extras(_EXTRAS, "gpuherd web needs"):
-        from gpuherd.web.serve import Listening, ServeOptions, serve
+        from gpuherd.web.serve import Listening, ServeOptions, WebServer
 
     for folder in args.folders:
         if not folder.is_dir():
@@ -104,7 +104,7 @@ def run_web(args: argparse.Namespace) -> int:
         hosts=tuple(args.host),
     )
     try:
-        serve(options, on_ready=show)
+        WebServer(options).run(show)
     except KeyboardInterrupt:
         return ExitCode.OK
     return ExitCode.OK

@@ -19,6 +19,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -177,15 +178,10 @@ def decide(rules: Rules, asked: Asked, now: float) -> Verdict:
 
 def host_allowed(rules: Rules, host: str | None) -> bool:
     """Whether the Host header names this server, with whatever port: a tunnel may have another."""
-    if not host:
+    parts = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^][\s:/?#@\\]+))(?::\d{1,5})?", (host or "").lower(), re.ASCII)
+    if parts is None:
         return False
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
-        return False
-    if name is None or any(sign in host for sign in "/@?#\\ "):
-        return False
-    name = name.rstrip(".")
+    name = parts[1] or parts[2].rstrip(".")
     try:
         address = ipaddress.ip_address(name)
     except ValueError:

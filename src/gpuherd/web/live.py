@@ -53,6 +53,19 @@ class Look(Generic[T]):
     late: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """New content of the element with this id: in place of the old one (``morph``: what is the same stays, with its
+    focus), or behind it (``append``)."""
+
+    id: str
+    html: str
+    how: Literal["morph", "append"] = "morph"
+
+
+Render = Callable[[Look[T]], Sequence[Fragment]]
+
+
 class Feed(Generic[T]):
     """One thing that is read again and again, at most once per ``every_s`` seconds, and only when somebody asks.
 
@@ -68,6 +81,7 @@ class Feed(Generic[T]):
         self._due = 0.0
         self._reading: asyncio.Task[None] | None = None
         self._number = 0
+        self._shown: tuple[Render[T], int, bool, Sequence[Fragment]] | None = None
 
     async def latest(self) -> Look[T]:
         """The value, at most ``every_s`` seconds old, or older and marked ``late`` if reading takes longer than
@@ -94,6 +108,12 @@ class Feed(Generic[T]):
         finally:
             self._due = time.monotonic() + self.every_s
             self._reading = None
+
+    def rendered(self, look: Look[T], render: Render[T]) -> Sequence[Fragment]:
+        """The fragments of this look: those that were made of it before, for other requests and streams."""
+        if self._shown is None or self._shown[:3] != (render, look.number, look.late):
+            self._shown = render, look.number, look.late, tuple(render(look))
+        return self._shown[3]
 
     async def wait_for_next(self) -> None:
         """Sleeps until the value can have changed."""
@@ -122,23 +142,13 @@ class Feeds:
         self._readers.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Fragment:
-    """New content of the element with this id: in place of the old one (``morph``: what is the same stays, with its
-    focus), or behind it (``append``)."""
-
-    id: str
-    html: str
-    how: Literal["morph", "append"] = "morph"
-
-
-async def changes(feed: Feed[T], render: Callable[[Look[T]], Sequence[Fragment]]) -> AsyncIterator[Sequence[Fragment]]:
+async def changes(feed: Feed[T], render: Render[T]) -> AsyncIterator[Sequence[Fragment]]:
     """The fragments of each look that differ from those before; first all of them. A read that fails changes nothing:
     the page that is open shows the last state, and says how old it is."""
     shown: dict[str, str] = {}
     while True:
         with suppress(GpuherdError, OSError):
-            changed = [part for part in render(await feed.latest()) if shown.get(part.id) != part.html]
+            changed = [part for part in feed.rendered(await feed.latest(), render) if shown.get(part.id) != part.html]
             if changed:
                 shown.update((part.id, part.html) for part in changed)
                 yield changed

@@ -14,12 +14,13 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import uvicorn
@@ -31,6 +32,9 @@ from gpuherd.web.access import Rules
 from gpuherd.web.app import create_app
 from gpuherd.web.hosts import Hosts
 from gpuherd.web.machine_data import machine_name
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 PORT = 8642
 LOOPBACK = "127.0.0.1"
@@ -127,42 +131,43 @@ def read_password(path: Path) -> str:
     return line
 
 
-def serve(options: ServeOptions, *, on_ready: Callable[[Listening], None]) -> None:
-    """Serves the page until a signal ends it; ``on_ready`` is called once it listens.
+class WebServer:
+    """Listens from its creation on, and serves while ``run`` runs.
 
     Raises:
         UsageError: the options are wrong, or the port or socket is taken.
         CannotWrite: the socket can't be made.
     """
-    check(options)
-    hosts = Hosts(options.hosts)
-    password = None if options.password_file is None else read_password(options.password_file)
-    if options.socket is not None:
-        listener = _unix_listener(options.socket, options.socket_group)
-    else:
-        listener = _listener(options)
-    port = 0 if options.socket is not None else int(listener.getsockname()[1])
-    token = None if password is not None or options.user_header is not None else secrets.token_urlsafe(32)
-    user = user_name(os.geteuid())
-    rules = Rules(
-        hosts=_hosts(options),
-        any_address=ipaddress.ip_address(options.bind).is_unspecified,
-        token=token,
-        password=password,
-        user_header=None if options.user_header is None else options.user_header.lower(),
-        user=options.user_name or user,
-        port=port,
-    )
-    app = create_app(
-        rules,
-        user=user,
-        machine=machine_name(),
-        runs=options.runs,
-        hosts=hosts,
-        secure=options.tls_cert is not None,
-    )
-    logging.getLogger("uvicorn.error").addFilter(_is_worth_telling)
-    try:
+
+    def __init__(self, options: ServeOptions) -> None:
+        check(options)
+        hosts = Hosts(options.hosts)
+        password = None if options.password_file is None else read_password(options.password_file)
+        context = None if options.tls_cert is None else _tls(options.tls_cert, options.tls_key)
+        if options.socket is not None:
+            self._listener = _unix_listener(options.socket, options.socket_group)
+        else:
+            self._listener = _listener(options)
+        port = 0 if options.socket is not None else int(self._listener.getsockname()[1])
+        user = user_name(os.geteuid())
+        rules = Rules(
+            hosts=_hosts(options),
+            any_address=ipaddress.ip_address(options.bind).is_unspecified,
+            token=secrets.token_urlsafe(32) if password is None and options.user_header is None else None,
+            password=password,
+            user_header=None if options.user_header is None else options.user_header.lower(),
+            user=options.user_name or user,
+            port=port,
+        )
+        self.listening = _listening(options, rules, port)
+        app = create_app(
+            rules,
+            user=user,
+            machine=machine_name(),
+            runs=options.runs,
+            hosts=hosts,
+            secure=context is not None,
+        )
         config = uvicorn.Config(
             app,
             http=_Protocol,
@@ -177,13 +182,34 @@ def serve(options: ServeOptions, *, on_ready: Callable[[Listening], None]) -> No
             limit_concurrency=_MOST_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=2,
-            ssl_certfile=options.tls_cert,
-            ssl_keyfile=options.tls_key,
+            ssl_context_factory=None if context is None else lambda *_: context,
         )
-        config.load()
-    except (OSError, ValueError) as problem:  # ssl.SSLError is an OSError
-        raise UsageError(f"the certificate {options.tls_cert} and its key can't be used: {problem}") from None
-    _Server(config, app, options.socket, lambda: on_ready(_listening(options, rules, port))).run(sockets=[listener])
+        self._server = _Server(config, app, options.socket)
+
+    def run(self, on_ready: Callable[[Listening], None]) -> None:
+        """Serves until a signal or ``stop`` ends it; ``on_ready`` is called once pages can be opened."""
+        logger = logging.getLogger("uvicorn.error")
+        logger.addFilter(_is_worth_telling)
+        self._server.on_ready = lambda: on_ready(self.listening)
+        try:
+            self._server.run(sockets=[self._listener])
+        finally:
+            logger.removeFilter(_is_worth_telling)
+
+    def stop(self) -> None:
+        """Ends ``run`` in another thread, soon."""
+        self._server.should_exit = True
+
+
+def _tls(cert: Path, key: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # A key with a passphrase would ask for it on the terminal.
+        context.load_cert_chain(cert, key, password=lambda: "")
+    except OSError as problem:  # ssl.SSLError too
+        raise UsageError(f"the certificate {cert} and its key {key} can't be used: {problem}") from None
+    return context
 
 
 def _listening(options: ServeOptions, rules: Rules, port: int) -> Listening:
@@ -307,15 +333,15 @@ class _Protocol(H11Protocol):
 class _Server(uvicorn.Server):
     """Says when it listens, and ends event streams and removes its socket when it ends."""
 
-    def __init__(self, config: uvicorn.Config, app: Any, path: Path | None, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, app: Starlette, path: Path | None) -> None:
         super().__init__(config)
+        self.on_ready: Callable[[], None] = lambda: None
         self._app = app
         self._path = path
-        self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._on_ready()
+        self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._path is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,8 +30,8 @@ def feed_of(request: Request) -> Feed[MachineView]:
 
 async def show(request: Request) -> Response:
     """The page as it is now."""
-    look = await feed_of(request).latest()
-    parts = {part.id: part.html for part in fragments(look)}
+    feed = feed_of(request)
+    parts = {part.id: Markup(part.html) for part in feed.rendered(await feed.latest(), fragments)}  # noqa: S704
     return render(request, "machine.html", title="Machine", live="/machine/events", parts=parts)
 
 
