@@ -258,7 +258,7 @@ def chart_of(days: Sequence[Day], *, width: int, height: int = 210) -> Chart:
     ticks = tuple((round(base - line * step * scale, 2), f"{line * step:g}") for line in range(round(top_h / step) + 1))
     every = max(1, math.ceil(40 * len(days) / (width - left)))
     labels = tuple(
-        (round(left + (number + 0.5) * room - gap / 2, 2), f"{int(day.name[8:])}.{int(day.name[5:7])}.")
+        (round(left + (number + 0.5) * room - gap / 2, 2), day.name[5:])
         for number, day in enumerate(days)
         if number % every == 0
     )
