@@ -1,4 +1,8 @@
-"""The machine: its GPUs now, who uses and holds them, who waits."""
+"""The machine: its GPUs now, who uses and holds them, who waits; and how much was used in the last 30 days.
+
+The days are read from the ledger once in some minutes, and fetched by the page when it is open already: they may take
+a second, and nobody waits for them to see what is free.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,19 @@ from functools import cache
 
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from gpuherd.web.bars import bars_of
 from gpuherd.web.live import EventStream, Feed, Fragment, Look, changes
-from gpuherd.web.machine_data import GpuState, MachineReader, MachineView
+from gpuherd.web.machine_data import DayUse, GpuState, MachineReader, MachineView, read_days
 from gpuherd.web.page import Page, render, render_fragment, services
 
 EVERY_S = 2.0
+DAYS, DAYS_EVERY_S = 30, 300.0
+# A shorter time without computing is no news: jobs load and save.
+_IDLE_SHOWN_S = 600.0
 
 
 @cache
@@ -32,7 +40,7 @@ async def show(request: Request) -> Response:
     """The page as it is now."""
     feed = feed_of(request)
     parts = {part.id: Markup(part.html) for part in feed.rendered(await feed.latest(), fragments)}  # noqa: S704
-    return render(request, "machine.html", title="Machine", live="/machine/events", parts=parts)
+    return render(request, "machine.html", title="Machine", live="/machine/events", parts=parts, days=DAYS)
 
 
 async def events(request: Request) -> ASGIApp:
@@ -42,10 +50,24 @@ async def events(request: Request) -> ASGIApp:
 
 def fragments(look: Look[MachineView]) -> Sequence[Fragment]:
     """The parts of the page that change."""
-    context = {"view": look.value, "now": look.at, "late": look.late, "states": GpuState}
+    context = {"view": look.value, "now": look.at, "late": look.late, "states": GpuState, "idle_shown_s": _IDLE_SHOWN_S}
     return [
         Fragment(name, render_fragment(f"machine_{name}.html", **context)) for name in ("summary", "gpus", "waiting")
     ]
 
 
-PAGE = Page("/", "Machine", 0, (Route("/", show), Route("/machine/events", events)))
+async def history(request: Request) -> Response:
+    """The last days: a part of the page, or a page of its own where there are no scripts."""
+    feed: Feed[tuple[DayUse, ...]] = services(request).feeds.of("days", lambda: read_days(DAYS), DAYS_EVERY_S)
+    context = {"bars": bars_of((await feed.latest()).value), "days": DAYS}
+    if "hx-request" in request.headers:
+        return HTMLResponse(render_fragment("machine_days.html", **context))
+    return render(request, "machine_history.html", title=f"The last {DAYS} days", **context)
+
+
+PAGE = Page(
+    "/",
+    "Machine",
+    0,
+    (Route("/", show), Route("/machine/events", events), Route("/machine/history", history)),
+)
