@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,49 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import wait_until
+from tests.web.other_machines import BUSY, FREE, fake_ssh, printing
 
 from gpuherd.errors import UsageError, harmless
 from gpuherd.web import hosts
 from gpuherd.web.hosts import MOST_HOSTS, GpuLine, HostLook, Hosts, ask, check_host, parse
 
-HOSTILE = "<b onmouseover=alert(1)>\x1b[31m'\"\u202e</b>"
 FakeSsh = Callable[[str], Path]
 
 
-@pytest.fixture
-def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSsh:
-    """``fake_ssh(body)`` puts a program ``ssh`` first in PATH, which writes its arguments to the returned file."""
-
-    def make(body: str) -> Path:
-        folder, arguments = tmp_path / "bin", tmp_path / "arguments"
-        folder.mkdir(exist_ok=True)
-        script = f"#!{sys.executable} -IS\nimport sys, os, time, json\nopen({str(arguments)!r}, 'a')"
-        script += f".write(json.dumps(sys.argv[1:]) + '\\n')\n{body}\n"
-        (folder / "ssh").write_text(script)
-        (folder / "ssh").chmod(0o755)
-        monkeypatch.setenv("PATH", str(folder), prepend=":")
-        return arguments
-
-    return make
-
-
-def printing(*gpus: dict[str, object], **more: object) -> str:
-    return f"print({json.dumps({'problem': None, 'gpus': gpus, **more})!r})"
-
-
-FREE = {"label": "0", "name": "A100", "used_mb": 3, "total_mb": 40960, "utilisation_percent": 0, "free": True}
-BUSY = {
-    "label": "1",
-    "name": HOSTILE,
-    "used_mb": 20480,
-    "total_mb": 40960,
-    "utilisation_percent": None,
-    "free": False,
-    "reason": "in use",
-    "lease": {"user": "alice"},
-    "processes": [{"user": "bob"}, {"user": "alice"}, {"user": None}, 7],
-    "problem": None,
-}
+@pytest.fixture(name="fake_ssh")
+def _fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSsh:
+    return lambda body: fake_ssh(tmp_path, monkeypatch, body)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +59,7 @@ def test_a_machine_is_asked_by_ssh_without_questions_and_with_its_name_after_the
     assert look.answers
     assert look.free == 1
     assert look.gpus == (
-        GpuLine("0", "A100", 3, 40960, 0, True),
+        GpuLine("0", "NVIDIA A100", 3, 40960, 0, True),
         GpuLine("1", "<b onmouseover=alert(1)>'\" </b>", 20480, 40960, None, False, "in use", ("alice", "bob")),
     )
     words = json.loads(arguments.read_text())

@@ -185,8 +185,8 @@ def week_of(found: Reservations, monday: date, *, uid: int, now: float, user_nam
     before, after = monday - timedelta(days=7), monday + timedelta(days=7)
     return Week(
         monday=str(monday),
-        before=str(before) if before > this_week - timedelta(weeks=_WEEKS - 1) else None,
-        after=str(after) if after < this_week + timedelta(weeks=_WEEKS - 1) else None,
+        before=str(before) if before >= this_week - timedelta(weeks=_WEEKS - 1) else None,
+        after=str(after) if after <= this_week + timedelta(weeks=_WEEKS - 1) else None,
         is_current=monday == this_week,
         days=tuple(days),
         entries=tuple(entries.values()),

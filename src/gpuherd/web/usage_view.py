@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,8 @@ from functools import lru_cache
 from gpuherd.gpus.lease_files import user_name
 from gpuherd.ledger.reader import Ledger, believed
 from gpuherd.ledger.records import Recorded
-from gpuherd.ledger.usage import Row, Total, Usage, usage
+from gpuherd.ledger.usage import Row, Total, Usage, days, usage
+from gpuherd.web.machine_data import DayUse, by_day
 
 # What the table can be sorted into, with the heading of its first column.
 BY: Mapping[str, str] = {"user": "User", "project": "Project", "gpu": "GPU", "command": "Command"}
@@ -29,10 +29,7 @@ _HOUR_S = 3600.0
 _KWH_J = 3.6e6
 # Months that can be chosen; older ones by ``gpuherd usage``.
 _MONTHS = 24
-# Users with a place of their own in the chart; the others are one.
-MOST_SERIES = 5
 _MOST_ROWS = 200
-OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +39,6 @@ class Span:
     month: str
     since: float
     until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Day:
-    """A day of the chart: ``2026-11-28``, and GPU-hours held by the users of the series, in their order."""
-
-    name: str
-    hours: tuple[float, ...]
-
-    @property
-    def total(self) -> float:
-        """GPU-hours of all."""
-        return sum(self.hours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +79,7 @@ class UsageView:
     Attributes:
         tables: by the keys of ``BY``, the rows, the largest first; of very many only the first.
         all: the sum of all uses.
-        series: the users of the chart; ``others`` last, if there are any.
-        days: every day of the span, in order.
+        days: every day of the span, in order, for the chart.
         shared: all users' usage is known; else only what this user's gpuherds have recorded.
         skipped: lines of the ledger that were no records.
     """
@@ -104,17 +87,16 @@ class UsageView:
     span: Span
     tables: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
     all: Line = Line("", Total(), 1.0)
-    series: tuple[str, ...] = ()
-    days: tuple[Day, ...] = ()
+    days: tuple[DayUse, ...] = ()
     shared: bool = False
     skipped: int = 0
 
 
 def span_of(month: str, now: float) -> Span:
-    """The span of a month that was asked for; the last 30 days for ``""``. Raises ValueError for what is none of
-    ``months``."""
+    """The span of a month that was asked for; for ``""`` the last 30 days, with today. Raises ValueError for what is
+    none of ``months``."""
     if not month:
-        return Span("", now - DAYS * _DAY_S, now)
+        return Span("", next(days(now - (DAYS - 1) * _DAY_S, now))[0], now)
     if month not in months(now):
         raise ValueError(f"{month[:20]!r} is none of the last {_MONTHS} months, like {months(now)[0]}")
     year, number = int(month[:4]), int(month[5:])
@@ -174,108 +156,12 @@ def view_of(
         own = {row.key: row.total.held_s / _HOUR_S for row in summed(mine, by).rows}
         tables[by] = tuple(_line(row, own) for row in of_all.rows[:_MOST_ROWS])
         whole = Line("", of_all.total, 1.0, sum(own.values()))
-    first = [line.key for line in tables["user"][:MOST_SERIES]]
-    by_user: dict[str, list[Recorded]] = {}
-    for record in records:
-        name = user_name(record.use.uid)
-        by_user.setdefault(name if name in first else OTHERS, []).append(record)
-    series = (*first, OTHERS) if OTHERS in by_user and OTHERS not in first else tuple(first)
-    of_day = {name: {row.key: row.total.held_s for row in summed(by_user[name], "day").rows} for name in series}
-    days = tuple(Day(day, tuple(of_day[name].get(day, 0.0) / _HOUR_S for name in series)) for day in _days(span))
-    return UsageView(span, tables, whole, series, days, shared, skipped)
+    of_days = by_day((record.use for record in records), span.since, span.until)
+    return UsageView(span, tables, whole, of_days, shared, skipped)
 
 
 def _line(row: Row, own: Mapping[str, float]) -> Line:
     return Line(row.key, row.total, row.share, own.get(row.key, 0.0))
-
-
-def _days(span: Span) -> list[str]:
-    """The local days of a span."""
-    found: list[str] = []
-    # Twice a day, so that none is left out where one has 23 or 25 hours.
-    at = span.since
-    while at < span.until:
-        day = datetime.fromtimestamp(at).strftime("%Y-%m-%d")
-        if found[-1:] != [day]:
-            found.append(day)
-        at += _DAY_S / 2
-    last = datetime.fromtimestamp(max(span.since, span.until - 1.0)).strftime("%Y-%m-%d")
-    return found if found[-1:] == [last] else [*found, last]
-
-
-# ---- the chart -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A user's part of a day's bar, in the chart's units. ``number``: of the user in the series."""
-
-    number: int
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """Stacked bars by day, ready to be drawn.
-
-    Attributes:
-        ticks: height and GPU-hours of the lines across.
-        labels: place and day of the month of some bars.
-    """
-
-    width: int
-    height: int
-    left: int
-    base: float
-    blocks: tuple[Block, ...]
-    ticks: tuple[tuple[float, str], ...]
-    labels: tuple[tuple[float, str], ...]
-
-
-def chart_of(days: Sequence[Day], *, width: int, height: int = 210) -> Chart:
-    """The chart in this many units; a label is about 40 wide."""
-    left, top, bottom = 44, 8, 22
-    base = height - bottom
-    most = max((day.total for day in days), default=0.0)
-    step = tick_step(most)
-    top_h = step * max(1, math.ceil(most / step - 1e-9))
-    scale = (base - top) / top_h
-    room = (width - left) / max(1, len(days))
-    gap = min(3.0, room * 0.2)
-    blocks = []
-    for number, day in enumerate(days):
-        y = float(base)
-        for series, hours in enumerate(day.hours):
-            tall = hours * scale
-            if tall > 0.05:
-                y -= tall
-                blocks.append(
-                    Block(series, round(left + number * room, 2), round(y, 2), round(room - gap, 2), round(tall, 2))
-                )
-    ticks = tuple((round(base - line * step * scale, 2), f"{line * step:g}") for line in range(round(top_h / step) + 1))
-    every = max(1, math.ceil(40 * len(days) / (width - left)))
-    labels = tuple(
-        (round(left + (number + 0.5) * room - gap / 2, 2), day.name[5:])
-        for number, day in enumerate(days)
-        if number % every == 0
-    )
-    return Chart(width, height, left, base, tuple(blocks), ticks, labels)
-
-
-def tick_step(most: float) -> float:
-    """The distance of the lines across a chart that reaches up to ``most``: three to five of them.
-
-    >>> tick_step(100.0), tick_step(7.0), tick_step(0.0)
-    (50.0, 2.0, 1.0)
-    """
-    if not most > 0:
-        return 1.0
-    rough = most / 4
-    unit = 10.0 ** math.floor(math.log10(rough))
-    return next(unit * factor for factor in (1.0, 2.0, 5.0, 10.0) if unit * factor >= rough - 1e-12)
 
 
 # ---- as a file -------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpuherd.web.bars import bars_of
 from gpuherd.web.page import Page, render, services
-from gpuherd.web.usage_view import BY, DAYS, Span, UsageView, chart_of, csv_of, file_name, months, read_usage, span_of
+from gpuherd.web.usage_view import BY, DAYS, Span, UsageView, csv_of, file_name, months, read_usage, span_of
 
 EVERY_S = 60.0
-_WIDE, _NARROW = 900, 340
 
 
 async def show(request: Request) -> Response:
@@ -28,7 +28,8 @@ async def show(request: Request) -> Response:
         kinds=BY,
         months=months(time.time()),
         recent_days=DAYS,
-        charts=[("wide", chart_of(view.days, width=_WIDE)), ("small", chart_of(view.days, width=_NARROW))],
+        bars=bars_of(view.days),
+        days=len(view.days),
     )
 
 
