@@ -45,8 +45,8 @@ def at(day: int, hour: int, minute: int = 0) -> float:
 
 def reserved(number: int, since: float, until: float, uuids: tuple[str, ...] = UUIDS[:1], uid: int = 7) -> Reservation:
     used = since if since < NOW else None
-    name = "<b>thesis</b>"
-    return Reservation(f"{uid}-{number:04x}", uid, len(uuids), uuids, since, until, name, made=at(20, 0) + number, used=used)
+    made, name = at(20, 0) + number, "<b>thesis</b>"
+    return Reservation(f"{uid}-{number:04x}", uid, len(uuids), uuids, since, until, name, made, used)
 
 
 def week(*reservations: Reservation, monday: date = MONDAY, now: float = NOW, uid: int = 7) -> Week:
