@@ -7,8 +7,8 @@ In templates all text is escaped, and characters that steer a terminal or the di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse
 from gpuherd import report
 from gpuherd.errors import harmless
 from gpuherd.units import duration
+from gpuherd.web.hosts import Hosts
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -42,12 +43,14 @@ class Page:
         title: its word in the navigation.
         order: its place there; the lowest comes first.
         routes: of this page and of what belongs to it (events, forms).
+        is_shown: whether it has a place in the navigation of this server.
     """
 
     path: str
     title: str
     order: int
     routes: Sequence[BaseRoute]
+    is_shown: Callable[[Services], bool] = lambda _: True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Services:
         user: the user as whom the server runs.
         machine: the name of the machine.
         runs: the run folders named on the command line.
+        hosts: other machines, asked over ssh.
     """
 
     feeds: Feeds
@@ -69,6 +73,7 @@ class Services:
     user: str
     machine: str
     runs: tuple[Path, ...] = ()
+    hosts: Hosts = field(default_factory=Hosts)
 
 
 def services(request: Request) -> Services:
@@ -102,7 +107,7 @@ def render(
             title=title,
             live=live,
             path=request.url.path,
-            pages=known.pages,
+            pages=[page for page in known.pages if page.is_shown(known)],
             user=known.user,
             machine=known.machine,
             form_token="" if session is None else session.form_token,
