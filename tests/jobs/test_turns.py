@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuherd.batch.options import RunOptions
+from gpuherd.batch.run import NoGpuFree, Waiter
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.tickets import Need, TicketReader
 from gpuherd.gpus.turns import Load, Ticket, TurnRules, assign
@@ -215,3 +217,24 @@ def test_who_waits_is_shown_in_the_order_of_turns(machine: SimulatedMachine, bob
     assert [ticket.uid for ticket in line.tickets] == [os.geteuid(), BOB]
     assert line.loads[BOB].used_s == 7200.0
     ours.rest()
+
+
+def test_gpuherd_run_waits_for_its_turn_and_not_at_all_if_it_is_not_to_wait(
+    machine: SimulatedMachine, bob: Callable[..., Path]
+) -> None:
+    bob(gpus=2)
+    lease = LeaseFolder.default().acquire(machine.uuid(1))  # we hold one already, so that it is his turn
+    assert lease is not None
+    told: list[str] = []
+    once = RunOptions(gpus=1, max_checks=1, no_wait=True)
+    with pytest.raises(NoGpuFree, match="it is uid 65533's turn"):
+        Waiter(once, told.append, SETTINGS).take()
+    short = Settings(policy=Policy(turns=TurnPolicy(rules=TurnRules(grace_s=1.5))))
+    began = clock.mono()
+    taken = Waiter(RunOptions(gpus=1, max_checks=1), told.append, short).take()
+    assert 1.0 < clock.mono() - began < 20
+    assert [gpu.uuid for gpu in taken.gpus] == [machine.uuid(0)]
+    assert "it is uid 65533's turn" in told[0]
+    assert not list(LeaseFolder.default().path.glob(f"{os.geteuid()}.*.ticket"))
+    for each in (lease, *taken.leases):
+        each.close()
