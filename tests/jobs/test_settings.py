@@ -276,13 +276,13 @@ def test_the_machines_policy(policy: Path) -> None:
 def test_turns_and_weeks_of_a_policy(policy: Path) -> None:
     assert load().policy.turns == TurnPolicy()
     policy.write_text(
-        "[turns]\nenabled = false\nhalf_life = '3d'\ngrace = '1m'\nkeep_share = 0.5\n"
+        "[turns]\nenabled = false\nhalf_life = '3d'\ngrace = '1m'\nslice = '10s'\nkeep_share = 0.5\n"
         "[limits]\ngpu_hours_per_week_per_user = 100\n"
         "[users.alice]\nweight = 2.5\ngpu_hours_per_week = 0\n"
     )
     found = load().policy
     assert not found.turns.enabled
-    assert found.turns.rules == TurnRules(half_life_s=3 * 86400.0, grace_s=60.0, keep_share=0.5)
+    assert found.turns.rules == TurnRules(half_life_s=3 * 86400.0, grace_s=60.0, slice_s=10.0, keep_share=0.5)
     assert (found.turns.weight("alice"), found.turns.weight("bob")) == (2.5, 1.0)
     assert (found.week_hours("alice"), found.week_hours("bob")) == (0.0, 100.0)
 

@@ -125,6 +125,17 @@ def test_who_has_used_more_lets_the_other_go_first(machine: SimulatedMachine, bo
     assert turns({os.geteuid(): 36_000.0}, Settings(policy=off)).kept(uuids, (), now) == {}
 
 
+def test_short_jobs_go_on_with_a_gpu_for_a_while(machine: SimulatedMachine, bob: Callable[..., Path]) -> None:
+    bob(gpus=2)
+    uuids, now = [machine.uuid(0), machine.uuid(1)], clock.mono()
+    for ahead_s in (50.0, 70.0):
+        found = turns({os.geteuid(): ahead_s})
+        found.left(uuids, now)
+        assert len(found.kept(uuids[:1], (), now)) == (ahead_s > 60)
+        assert len(found.kept(uuids, (), now)) == 1, "with both ours would hold two, and he none"
+        assert len(found.kept(uuids[:1], (), now + 6)) == 1, "it is not ours any more"
+
+
 def test_a_lease_of_another_counts_as_held(machine: SimulatedMachine, bob: Callable[..., Path]) -> None:
     bob(gpus=2)
     lease = LeaseFolder.default().acquire(machine.uuid(0))
@@ -226,12 +237,12 @@ def test_gpuherd_run_waits_for_its_turn_and_not_at_all_if_it_is_not_to_wait(
     lease = LeaseFolder.default().acquire(machine.uuid(1))  # we hold one already, so that it is his turn
     assert lease is not None
     told: list[str] = []
-    once = RunOptions(gpus=1, max_checks=1, no_wait=True)
+    once = RunOptions(num_gpus=1, max_checks=1, no_wait=True)
     with pytest.raises(NoGpuFree, match="it is uid 65533's turn"):
         Waiter(once, told.append, SETTINGS).take()
     short = Settings(policy=Policy(turns=TurnPolicy(rules=TurnRules(grace_s=1.5))))
     began = clock.mono()
-    taken = Waiter(RunOptions(gpus=1, max_checks=1), told.append, short).take()
+    taken = Waiter(RunOptions(num_gpus=1, max_checks=1), told.append, short).take()
     assert 1.0 < clock.mono() - began < 20
     assert [gpu.uuid for gpu in taken.gpus] == [machine.uuid(0)]
     assert "it is uid 65533's turn" in told[0]

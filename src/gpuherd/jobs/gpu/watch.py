@@ -295,6 +295,7 @@ class GpuWatch:
 
     def released(self, uuids: Collection[str], now: float) -> None:
         """Our job has just left these GPUs: they are looked at soon, and one clean check will do."""
+        self.leases.turns.left(uuids, now)
         for uuid in uuids:
             if uuid in self._gpus:
                 self._streaks = idle.released(self._streaks, uuid, self._rule, now)
