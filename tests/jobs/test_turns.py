@@ -146,6 +146,18 @@ def test_a_lease_of_another_counts_as_held(machine: SimulatedMachine, bob: Calla
     lease.close()
 
 
+def test_for_a_job_on_two_the_one_is_kept_if_the_other_comes(
+    machine: SimulatedMachine, bob: Callable[..., Path]
+) -> None:
+    bob(gpus=2, smallest=2)
+    one, two = machine.uuid(0), machine.uuid(1)
+    now, found = clock.mono(), turns({os.geteuid(): 36_000.0})
+    assert found.kept([one], (), now) == {}
+    sentence = "kept for uid 65533, who waits for 2 GPUs at once"
+    assert found.kept([one], (), now, coming=[two]) == {one: sentence}
+    assert found.kept([one], [two], now) == {one: sentence}
+
+
 def test_a_ticket_that_says_nothing_useful_keeps_nothing(machine: SimulatedMachine, bob: Callable[..., Path]) -> None:
     bob(gpus=0)
     bob(1, gpus=1, smallest=4)

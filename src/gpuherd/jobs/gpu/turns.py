@@ -295,12 +295,15 @@ class GpuTurns:
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
-    def kept(self, free: Collection[str], ours: Collection[str], now: float) -> Mapping[str, str]:
+    def kept(
+        self, free: Collection[str], ours: Collection[str], now: float, coming: Collection[str] = ()
+    ) -> Mapping[str, str]:
         """Which of the GPUs that we could take are kept for others, by UUID, with a sentence each.
 
         Args:
             free: UUIDs of the GPUs that may be taken as far as their own state goes.
             ours: UUIDs of the GPUs that our jobs hold.
+            coming: UUIDs of GPUs that nobody uses, though they are not free for long enough yet.
         """
         if not self._policy.enabled:
             return {}
@@ -315,8 +318,9 @@ class GpuTurns:
         mine = (self._need or Need()).ticket(me, self._uid, now if self._since is None else self._since)
         if mine.gpus < mine.smallest:
             mine = replace(mine, gpus=mine.smallest)
-        tickets = self._lapses.without((*self._tickets, mine), {*free, *self._held}, now)
-        given = assign(self._free, tickets, loads, now=now, me=me, held=self._held.keys(), rules=self._policy.rules)
+        held = {*self._held, *ours, *coming}.difference(free)
+        tickets = self._lapses.without((*self._tickets, mine), {*free, *held}, now)
+        given = assign(self._free, tickets, loads, now=now, me=me, held=held, rules=self._policy.rules)
         self._lapses.note(given, free, me, now)
         kept = self._not_gone_on(given.kept_for_others(me), len(given.to.get(me, ())), loads, now)
         return {uuid: self._sentence(ticket, given, loads) for uuid, ticket in kept.items()}
@@ -324,8 +328,10 @@ class GpuTurns:
     def _not_gone_on(
         self, kept: Mapping[str, Ticket], more: int, loads: Mapping[int, Load], now: float
     ) -> dict[str, Ticket]:
-        """The same without the GPUs that our own jobs have just left, and with which we go on for a while. ``more``: how
-        many are meant for us."""
+        """The same without the GPUs that our own jobs have just left, and with which we go on for a while.
+
+        ``more``: how many are meant for us.
+        """
         found = {}
         for uuid, ticket in kept.items():
             is_left = now - self._left.get(uuid, -math.inf) <= _LEFT_S
