@@ -32,7 +32,8 @@ _WEIGHTS = {_FIRST_UID: 2, _FIRST_UID + 1: 1, _FIRST_UID + 2: 1}
 
 # A waiting ``gpuherd run``: argv is the uid or "", and seconds. Prints CPU seconds of the second half of that time.
 _WAITER = """
-import ctypes, encodings.ascii, encodings.utf_8, importlib, os, pkgutil, pwd, resource, sys, threading, time, tomllib
+import ctypes, difflib, encodings.ascii, encodings.utf_8, getpass, hashlib, importlib, os, pkgutil, psutil, pwd
+import resource, statistics, sys, tempfile, threading, time, tomllib
 for package in ("gpuherd.gpus", "gpuherd.jobs", "gpuherd.jobs.gpu", "gpuherd.jobs.scheduler", "gpuherd.ledger"):
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
         importlib.import_module(module.name)
