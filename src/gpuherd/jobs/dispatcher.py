@@ -316,7 +316,9 @@ class Dispatcher(Loop):
         self._report_first_wait(wanted, now)
 
     def _need(self, on_gpus: Sequence[QueuedJob], bounds: Limits, now: float) -> Need:
-        """What the jobs that wait for GPUs need, for other users' gpuherds."""
+        """What the jobs that wait for GPUs need, for other users' gpuherds: nothing while none may start."""
+        if bounds.closed is not None:
+            return Need(gpus=0)
         if self._watch.leases.turns.others_wait and now >= self._count_at:
             # A long queue is counted seldom, and only where somebody wants to know.
             self._many_wait, self._count_at = self._queue.counts().waiting, now + _COUNT_EVERY_S
