@@ -275,9 +275,7 @@ def _parse(content: bytes, name: str, uid: int) -> Ticket | None:
     """The ticket with this content, None for nonsense. Numbers are bounded to what a machine can have."""
     try:
         said: dict[str, Any] = json.loads(content)
-        gpus, smallest, jobs = (
-            _whole(said.get(key, least), least, most) for key, least, most in _NUMBERS
-        )
+        gpus, smallest, jobs = (_whole(said.get(key, least), least, most) for key, least, most in _NUMBERS)
         since, job_s = float(said["since"]), said.get("job_s")
         usable = said.get("usable")
         if not math.isfinite(since):

@@ -194,7 +194,7 @@ class UserDispatcher(Simulation):
             self._shared.loads(),
             now=self._now,
             me=self.user.name,
-            held=self._held(),
+            held=self._coming(),
             rules=rules,
         )
         kept = given.kept_for_others(self.user.name)
@@ -205,8 +205,14 @@ class UserDispatcher(Simulation):
     def _free(self) -> dict[str, float]:
         return {each.gpu.uuid: each.clean_since for each in self.gpus.all if self.gpus.is_free(each)}
 
-    def _held(self) -> frozenset[str]:
-        return frozenset(each.gpu.uuid for each in self.gpus.all if each.attempts or each.holder)
+    def _coming(self) -> frozenset[str]:
+        """GPUs that will be free: those that gpuherds hold, and those that are not quiet yet. Without these the GPUs that
+        are kept for a large job would be given up whenever another one comes free."""
+        return frozenset(
+            each.gpu.uuid
+            for each in self.gpus.all
+            if each.external_since is None and not each.excluded and not self.gpus.is_free(each)
+        )
 
     def _wake_at_least_by(self, second: float) -> None:
         """Plans a decision for when the first GPU is kept for others no longer."""
