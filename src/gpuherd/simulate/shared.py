@@ -206,8 +206,8 @@ class UserDispatcher(Simulation):
         return {each.gpu.uuid: each.clean_since for each in self.gpus.all if self.gpus.is_free(each)}
 
     def _coming(self) -> frozenset[str]:
-        """GPUs that will be free: those that gpuherds hold, and those that are not quiet yet. Without these the GPUs that
-        are kept for a large job would be given up whenever another one comes free."""
+        """GPUs that will be free: those that gpuherds hold, and those that are not quiet yet. Without the latter, what
+        is kept for a large job would be given up whenever another GPU comes free."""
         return frozenset(
             each.gpu.uuid
             for each in self.gpus.all
