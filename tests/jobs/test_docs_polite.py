@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.jobs.settings import load, user_file
+from gpuherd.jobs.settings import TurnPolicy, load, user_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "sharing-politely.md"
 
@@ -28,3 +28,5 @@ def test_both_files_are_right_and_every_key_is_there(tmp_path: Path, monkeypatch
     assert settings.policy.idle_lease_s == 4 * 3600
     assert (settings.policy.max_gpus("alice"), settings.policy.max_gpus("bob")) == (6, 4)
     assert settings.policy.hours.max_gpus == 2
+    assert (settings.policy.week_hours("alice"), settings.policy.week_hours("bob")) == (500, 300)
+    assert settings.policy.turns == TurnPolicy(weights={"alice": 2.0})

@@ -30,6 +30,7 @@ from gpuherd.jobs.settings import NO_SETTINGS, Settings
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
     from gpuherd.gpus.state import Gpu
+    from gpuherd.gpus.tickets import Need
     from gpuherd.jobs.gpu.watch import GpuWatch
     from gpuherd.jobs.scheduler.types import Decision
 
@@ -146,6 +147,13 @@ class Waiter:
         if watch is None:
             return Taken()
         began = clock.mono()
+        watch.leases.turns.wait(self._need(watch), began)
+        try:
+            return self._take_when_free(watch, began)
+        finally:
+            watch.rest()
+
+    def _take_when_free(self, watch: GpuWatch, began: float) -> Taken:
         while True:
             now = clock.mono()
             watch.look(now, ())
@@ -158,7 +166,6 @@ class Waiter:
             for notice in watch.fetch_notices():
                 self._tell(notice)
             if taken is not None:
-                watch.rest()
                 self._say_taken(taken, clock.mono() - began)
                 return taken
             self._wait(watch, began, decided)
@@ -175,7 +182,7 @@ class Waiter:
         if watch.problem is not None:
             return (), watch.problem if watch.awaits_driver else None
         passing = self._passing(watch)
-        chosen = watch.choose(passing, self._options.gpus, self._options.mem)
+        chosen = watch.choose([gpu for gpu in watch.gpus if gpu.uuid in passing], self._options.gpus, self._options.mem)
         return ((), decided.waits[0].reason if decided.waits else None) if chosen is None else (chosen, None)
 
     @property
@@ -189,6 +196,15 @@ class Waiter:
         from gpuherd.jobs.gpu.watch import GpuWatch
 
         return GpuWatch(self._options.gpu_options(), f"run-{os.getpid()}", self._settings)
+
+    def _need(self, watch: GpuWatch) -> Need:
+        """What other users' gpuherds are told of what this command waits for."""
+        from gpuherd.gpus.tickets import Need
+        from gpuherd.jobs.scheduler.types import fits
+
+        gpus, memory_mb = self._options.gpus, self._options.mem
+        usable = frozenset(gpu.uuid for gpu in watch.gpus if fits(gpu, gpus, memory_mb))
+        return Need(gpus=gpus, smallest=gpus, usable=usable or None, jobs=1)
 
     def _decide(self, watch: GpuWatch) -> Decision:
         from gpuherd.jobs.scheduler.limits import limits
@@ -243,7 +259,7 @@ class Waiter:
         reason = decided.waits[0].reason if decided.waits else "somebody else was faster"
         needed = f"{options.gpus} GPU" + ("s" if options.gpus > 1 else "")
         too_few = self._allowed is not None and self._allowed < options.gpus
-        if options.no_wait and (too_few or len(self._passing(watch)) < options.gpus):
+        if options.no_wait and (too_few or len(self._passing(watch) - _kept(watch)) < options.gpus):
             raise NoGpuFree(f"{needed} can't be had at once: {reason}")
         now = clock.mono()
         if options.wait is not None and now - began >= options.wait:
@@ -254,17 +270,21 @@ class Waiter:
         pause = watch.look_in_s(now)
         time.sleep(pause if options.wait is None else max(0.0, min(pause, options.wait - (now - began))))
 
-    def _passing(self, watch: GpuWatch) -> list[Gpu]:
-        """GPUs that this look found free, whatever earlier looks found."""
+    def _passing(self, watch: GpuWatch) -> set[str]:
+        """UUIDs of the GPUs that this look found free, whatever earlier looks found."""
         from gpuherd.gpus.idle import IdleRule, check
         from gpuherd.gpus.leases import LeaseFolder
 
         rule = IdleRule(memory_threshold_mb=self._options.gpu_memory_threshold)
         leases = LeaseFolder.existing()
-        return [
-            gpu for gpu in watch.gpus if check(gpu, rule).free and (leases is None or leases.holder(gpu.uuid) is None)
-        ]
+        free = [gpu.uuid for gpu in watch.gpus if check(gpu, rule).free]
+        return {uuid for uuid in free if leases is None or not leases.is_held(uuid)}
 
     def _say_taken(self, taken: Taken, after_s: float) -> None:
         labels = ", ".join(gpu.label for gpu in taken.gpus)
         self._tell(f"on GPU {labels}" + (f" after {after_s:.0f} s" if after_s >= 1 else ""))
+
+
+def _kept(watch: GpuWatch) -> set[str]:
+    """UUIDs of the GPUs that we could have now if it were not another user's turn."""
+    return {view.gpu.uuid for view in watch.views(clock.mono(), ()) if view.kept}

@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, Command] = {
     "down": Command("queue", "stop what gpuherd up has started"),
     "gpus": Command("gpus", "who uses which GPU, and which are free"),
     "status": Command("status", "show the state of a run: what runs, waits, failed, and why"),
+    "why": Command("why", "why a job waits, whose turn it is, and when it starts"),
     "logs": Command("status", "print the log of a job, or follow it"),
     "top": Command("status", "GPUs, jobs and logs on the full screen"),
     "cancel": Command("queue", "end jobs for good"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpuherd.gpus.query import GpuReader
     from gpuherd.gpus.state import Gpu, Machine
     from gpuherd.jobs.monitor.status import LeftOut
+    from gpuherd.jobs.monitor.turns import WaitingUser
     from gpuherd.jobs.run_dir import RunDirectory
     from gpuherd.jobs.scheduler.limits import Allowance
 
@@ -80,7 +81,7 @@ class GpuRow:
 class MachineView:
     """The state of the machine at one time. ``lease_problem``: why it is not known what gpuherd holds, if so;
     ``limits``: what this user may hold now; ``held``: how many GPUs they hold; ``warnings``: about the settings files
-    and about queues that can't be read."""
+    and about queues that can't be read; ``waiting``: users who wait for GPUs, in the order of their turns."""
 
     machine: Machine
     rows: tuple[GpuRow, ...]
@@ -90,6 +91,7 @@ class MachineView:
     limits: Allowance
     held: int
     warnings: tuple[str, ...]
+    waiting: tuple[WaitingUser, ...] = ()
 
 
 def run_gpus(args: argparse.Namespace) -> int:
@@ -152,7 +154,17 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
         )
         for gpu in machine.gpus
     )
-    return MachineView(machine, rows, threshold_mb, lease_problem, time.time(), limits, held, (*warnings, *unread))
+    waiting = () if leases is None else _waiting()
+    return MachineView(
+        machine, rows, threshold_mb, lease_problem, time.time(), limits, held, (*warnings, *unread), waiting
+    )
+
+
+def _waiting() -> tuple[WaitingUser, ...]:
+    """The users whose gpuherds wait for GPUs."""
+    from gpuherd.jobs.monitor.turns import read_line, waiting_users
+
+    return waiting_users(read_line())
 
 
 def _left_out(queues: Sequence[RunDirectory]) -> tuple[list[dict[str, LeftOut]], list[str]]:
@@ -174,6 +186,7 @@ def _limits() -> tuple[Allowance, tuple[str, ...]]:
     from datetime import datetime
 
     from gpuherd.gpus.lease_files import user_name
+    from gpuherd.jobs.gpu.turns import WeekUse
     from gpuherd.jobs.scheduler.limits import allowance
     from gpuherd.jobs.settings import NO_SETTINGS, load
 
@@ -182,7 +195,9 @@ def _limits() -> tuple[Allowance, tuple[str, ...]]:
     except UsageError as problem:
         # A wrong file prevents starting jobs, but not looking at GPUs.
         return allowance(NO_SETTINGS, "", datetime.now()), (str(problem),)
-    return allowance(settings, user_name(os.geteuid()), datetime.now()), settings.warnings
+    user = user_name(os.geteuid())
+    used_s = 0.0 if settings.policy.week_hours(user) is None else WeekUse().of(os.geteuid())
+    return allowance(settings, user, datetime.now(), used_week_s=used_s), settings.warnings
 
 
 def as_json(view: MachineView) -> dict[str, Any]:
@@ -201,8 +216,15 @@ def as_json(view: MachineView) -> dict[str, Any]:
             "changes_at": view.limits.changes_at,
             "warnings": list(view.warnings),
         },
+        "waiting": _waiting_as_json(view),
         "gpus": [_row_as_json(row) for row in view.rows],
     }
+
+
+def _waiting_as_json(view: MachineView) -> list[dict[str, Any]]:
+    from gpuherd.jobs.monitor.turns import users_as_json
+
+    return users_as_json(view.waiting)
 
 
 def _row_as_json(row: GpuRow) -> dict[str, Any]:
@@ -345,6 +367,10 @@ def _notes(view: MachineView) -> list[Text]:
     notes = list(view.warnings)
     if view.limits.sentence is not None:
         notes.append(f"Your runs: {view.limits.sentence}; they hold {view.held} now.")
+    if view.waiting:
+        notes.append(
+            f"Waiting for GPUs, in the order of their turns: {', '.join(user.sentence for user in view.waiting)}"
+        )
     hidden = [row.gpu.label for row in view.rows if not row.visible]
     if hidden:
         named = naming_in(os.environ, view.machine.maker)

@@ -28,20 +28,23 @@ _EVERY_S = 1.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuState:
     """A GPU that the run may use. ``busy`` is the reason why it is not free; ``ours``: a job of this queue runs on it;
-    ``total_mb`` is None while the driver can't read it."""
+    ``total_mb`` is None while the driver can't read it; ``kept``: only another user's turn keeps it from being free."""
 
     uuid: str
     label: str
     busy: str | None = None
     ours: bool = False
     total_mb: int | None = None
+    kept: bool = False
 
     @staticmethod
     def of(view: GpuView) -> GpuState:
         """From the dispatcher's view of a GPU."""
         gpu = view.gpu
         total_mb = None if gpu.problem is not None else gpu.total_mb
-        return GpuState(uuid=gpu.uuid, label=gpu.label, busy=view.busy, ours=view.ours, total_mb=total_mb)
+        return GpuState(
+            uuid=gpu.uuid, label=gpu.label, busy=view.busy, ours=view.ours, total_mb=total_mb, kept=view.kept
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

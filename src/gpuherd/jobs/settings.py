@@ -14,15 +14,16 @@ import pwd
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
+from gpuherd.gpus.turns import RULES, TurnRules
 from gpuherd.options import Option, WrongType, by_spelling, did_you_mean, option_fields, parse_value
-from gpuherd.units import count, duration_s, gpu_names, positive_int
+from gpuherd.units import amount, count, duration_s, gpu_names, positive_int
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -168,6 +169,25 @@ class Hours:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnPolicy:
+    """Turns between users, as the machine's administrator sets them.
+
+    Attributes:
+        enabled: False where whoever is faster takes a GPU.
+        rules: the constants of ``gpuherd.gpus.turns``.
+        weights: of users by name; 1 for all others.
+    """
+
+    enabled: bool = True
+    rules: TurnRules = RULES
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def weight(self, user: str) -> float:
+        """The user's weight: with twice the weight a user gets twice the share."""
+        return self.weights.get(user, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The limits that the machine's administrator sets. ``exclude_gpus``: indices, labels like 3:1, or UUIDs."""
 
@@ -176,7 +196,14 @@ class Policy:
     hours: Hours = Hours()
     exclude_gpus: tuple[str, ...] = ()
     idle_lease_s: float = IDLE_LEASE_S
+    turns: TurnPolicy = TurnPolicy()
+    week_hours_per_user: float | None = None
+    week_hours_of: Mapping[str, float] = field(default_factory=dict)
     path: Path | None = None
+
+    def week_hours(self, user: str) -> float | None:
+        """The GPU-hours that this user may use in a week; None for as many as there are."""
+        return self.week_hours_of.get(user, self.week_hours_per_user)
 
     def max_gpus(self, user: str) -> int | None:
         """The most GPUs that this user may hold on the machine; None for as many as there are."""
@@ -336,10 +363,10 @@ class _Table:
 
 
 def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
-    top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir"))
-    limits = top.table("limits", ("max_gpus_per_user", "quiet_hours", "quiet_max_gpus"))
+    top = _Table(tables, path, "", ("limits", "users", "turns", "exclude_gpus", "idle_lease", "lease_dir"))
+    limits = top.table("limits", ("max_gpus_per_user", "gpu_hours_per_week_per_user", "quiet_hours", "quiet_max_gpus"))
     users = top.table("users", None)
-    of_user = {name: users.table(name, ("max_gpus",)).get("max_gpus", count) for name in users.values}
+    user_tables = {name: users.table(name, ("max_gpus", "weight", "gpu_hours_per_week")) for name in users.values}
     excluded = top.get("exclude_gpus", gpu_names, many=True)
     idle_lease = top.get("idle_lease", duration_s)
     if idle_lease is not None and idle_lease < _SHORTEST_IDLE_LEASE_S:
@@ -349,12 +376,41 @@ def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
         raise top.wrong("lease_dir", f"= {lease_dir!r} should be the whole path of a folder, from / on")
     return Policy(
         max_gpus_per_user=limits.get("max_gpus_per_user", count),
-        max_gpus_of={name: most for name, most in of_user.items() if most is not None},
+        max_gpus_of=_by_user(user_tables, "max_gpus", count),
         hours=_hours(limits),
         exclude_gpus=tuple(name for names in excluded for name in names.split(",")),
         idle_lease_s=IDLE_LEASE_S if idle_lease is None else idle_lease,
+        turns=_turns(top, user_tables),
+        week_hours_per_user=limits.get("gpu_hours_per_week_per_user", amount),
+        week_hours_of=_by_user(user_tables, "gpu_hours_per_week", amount),
         path=path,
     )
+
+
+def _by_user(tables: Mapping[str, _Table], key: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """A key of all users who have it, by name."""
+    values = {name: table.get(key, parse) for name, table in tables.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
+    table = top.table("turns", ("enabled", "half_life", "grace", "slice", "keep_share"))
+    enabled = "enabled" not in table.values or table.value("enabled", Option(help="", is_switch=True))
+    keep_share = table.get("keep_share", amount)
+    if keep_share is not None and keep_share > 1:
+        raise table.wrong("keep_share", "is above 1, the whole of the waiting time")
+    weights = _by_user(users, "weight", amount)
+    for name, weight in weights.items():
+        if weight <= 0:
+            raise users[name].wrong("weight", "should be above 0; a user with max_gpus = 0 gets no GPUs")
+    given = {
+        "half_life_s": table.get("half_life", duration_s),
+        "grace_s": table.get("grace", duration_s),
+        "slice_s": table.get("slice", duration_s),
+        "keep_share": keep_share,
+    }
+    rules = replace(RULES, **{name: value for name, value in given.items() if value is not None})
+    return TurnPolicy(enabled=enabled, rules=rules, weights=weights)
 
 
 def _hours(limits: _Table) -> Hours:

@@ -7,7 +7,8 @@ gets which GPU.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import statistics
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,17 +16,19 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import clean
 from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.tickets import Need
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import GpuHealth
+from gpuherd.jobs.gpu.recording import AttemptLedger
 from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, contention_actions
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.scheduler import memory
 from gpuherd.jobs.scheduler.limits import Allowance
-from gpuherd.jobs.scheduler.types import GpuView, Start
+from gpuherd.jobs.scheduler.types import GpuView, Start, fits
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the GPUs of running jobs, for strangers and memory.
 WATCH_EVERY_S = 2.0
+# The length of jobs that wait is expected to be that of so many before them.
+_LENGTHS = 20
+# Others' use of GPUs is recorded as often while jobs wait and none runs.
+SAMPLE_EVERY_S = 10.0
 # Memory in use on shared GPUs is queried again before a decision when the figure is older than this.
 _STALE_S = 0.05
 
@@ -42,6 +49,7 @@ class GpuManager:
 
     Attributes:
         watch: the state of the GPUs; open from the moment when the first job needs one.
+        ledger: where the use of the GPUs is recorded.
         changed: a look has found something, so that a decision may come out otherwise.
     """
 
@@ -54,6 +62,7 @@ class GpuManager:
         settings: Settings = NO_SETTINGS,
     ):
         self.watch = GpuWatch(options, queue_tag, settings, at_once=False)
+        self.ledger = AttemptLedger(queue_tag, supervisor.run.root, self.watch, options.project)
         self.changed = False
         self._options = options
         self._supervisor = supervisor
@@ -67,6 +76,7 @@ class GpuManager:
         self._haste_at: float | None = None
         self._ours_at: float | None = None
         self._seen_at = 0.0
+        self._lengths: deque[float] = deque(maxlen=_LENGTHS)  # seconds of the latest jobs on GPUs
 
     # --- options and reports ----------------------------------------------------------------------------------
 
@@ -97,9 +107,11 @@ class GpuManager:
 
     def close(self) -> None:
         """Gives our copies of leases back; those of running jobs stay with them."""
+        self.ledger.close()
         for lease in self._shared.values():
             lease.close()
         self._shared.clear()
+        self.watch.rest()
 
     def count_elsewhere(self) -> int:
         """The number of GPUs that our jobs use and the run may not use any more."""
@@ -107,14 +119,40 @@ class GpuManager:
 
     # --- when to look -----------------------------------------------------------------------------------------
 
-    def set_waiting(self, waits: bool, now: float) -> None:
-        """Sets whether a job waits for a GPU: only then are those that are not ours looked at."""
+    def set_waiting(self, waits: bool, now: float, need: Need | None = None) -> None:
+        """Sets whether a job waits for a GPU: only then are those that are not ours looked at. ``need``: what other
+        users' gpuherds are told of that."""
+        if waits and need is not None:
+            self.watch.leases.turns.wait(need, now)
         if waits and not self._wanted:
             self._check_at = max(self._check_at, now)
             self._plan_hasty_look(now)
+            if self._ours_at is None:
+                self._ours_at = now + SAMPLE_EVERY_S
         elif self._wanted and not waits:
             self.watch.rest()
         self._wanted = waits
+
+    def need(self, waiting: Sequence[QueuedJob], most_gpus: int, jobs: int, wall: float) -> Need:
+        """What other users' gpuherds are told of the jobs that wait for GPUs.
+
+        Args:
+            waiting: the first of them, in order.
+            most_gpus: how many GPUs the run may hold now.
+            jobs: how many there are.
+        """
+        kinds = {(queued.gpus, queued.memory_mb) for queued in waiting}
+        left_out = self._health.excluded(wall)
+        usable = [gpu.uuid for gpu in self.watch.gpus if any(fits(gpu, *kind) for kind in kinds)]
+        most = min(sum(queued.gpus for queued in waiting), most_gpus - len(self._supervisor.gpus))
+        # Those behind the first one don't overtake it: what it lacks is reserved for it.
+        return Need(
+            gpus=max(0, most),
+            smallest=waiting[0].gpus,
+            usable=frozenset(usable).difference(left_out),
+            job_s=round(statistics.median(self._lengths), 1) if self._lengths else None,
+            jobs=jobs,
+        )
 
     def _plan_hasty_look(self, now: float) -> None:
         wait = self.watch.haste_s
@@ -135,12 +173,18 @@ class GpuManager:
             self._look_for_free(now)
         if self._ours_at is None or now < self._ours_at:
             return ()
-        self._ours_at = now + WATCH_EVERY_S if self._supervisor.gpus else None
-        return self._look_at_ours(now)
+        if self._supervisor.gpus:
+            self._ours_at = now + WATCH_EVERY_S
+            return self._look_at_ours(now)
+        self._ours_at = now + SAMPLE_EVERY_S if self._wanted else None
+        self.ledger.look((), {}, now, clock.wall(), waits=self._wanted)
+        return ()
 
     def started(self, now: float) -> None:
         """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
-        if self._ours_at is None and self._supervisor.gpus:
+        if self._shared:
+            self.ledger.began(self._supervisor.running.values())
+        if self._supervisor.gpus and (self._ours_at is None or self._ours_at > now + WATCH_EVERY_S):
             self._ours_at = now + WATCH_EVERY_S
 
     def _look_for_free(self, now: float) -> None:
@@ -155,6 +199,7 @@ class GpuManager:
 
     def _look_at_ours(self, now: float) -> tuple[Action, ...]:
         strangers = self._note_use(now)
+        self.ledger.look(self._supervisor.running.values(), self.watch.usage.in_use, now, clock.wall())
         running = [attempt for attempt in self._supervisor.running.values() if attempt.record.gpus]
         actions, self._sightings = contention_actions(
             self._options.yield_to_others,
@@ -292,6 +337,7 @@ class GpuManager:
         """Our job has left its GPUs: they are looked at soon, and the lease of a shared one goes with the last."""
         if not record.gpus:
             return
+        self._lengths.append(now - record.started_mono)
         left = set(record.gpus) - self._supervisor.gpus
         self.drop_unused()
         if left:

@@ -27,6 +27,7 @@ from gpuherd.jobs.monitor.job_status import (
     matching,
     rows_of,
 )
+from gpuherd.jobs.monitor.turns import Turn, turn_of
 from gpuherd.jobs.queue.connection import COSTS_WAITING
 from gpuherd.jobs.queue.reader import QueueReader, attempt_row, is_there
 from gpuherd.jobs.queue.schema import damaged
@@ -83,6 +84,7 @@ class RunStatus:
         matching: how many jobs the page is taken from.
         eta_s: seconds until all is done by the mean length of jobs so far, None while unknown.
         left_out: GPUs that are left out for a while, by label, each with a sentence on how long and why.
+        turn: where its gpuherd stands among the users who wait for this machine's GPUs; None where no other waits.
     """
 
     folder: Path
@@ -96,6 +98,7 @@ class RunStatus:
     held: tuple[str, ...] = ()
     in_engine: InEngine | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    turn: Turn | None = None
 
 
 def read_status(run: RunDirectory, page: JobSelection | None = None) -> RunStatus:
@@ -185,6 +188,7 @@ class StatusSnapshot:
             matching=matching(reader, page, self._submission, counts),
             eta_s=eta_s,
             left_out={labels[uuid]: each.sentence for uuid, each in out.items()},
+            turn=turn_of(dispatcher.pid, state) if dispatcher is not None and counts.waiting and labels else None,
         )
 
     def rows(self, columns: str = "*", of_ended: str | None = None) -> Iterator[sqlite3.Row]:

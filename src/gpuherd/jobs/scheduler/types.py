@@ -72,6 +72,7 @@ class GpuView:
     node: str = ""
     room_mb: int | None = None
     over_at: float | None = None
+    kept: bool = False
 
     @property
     def is_free(self) -> bool:
