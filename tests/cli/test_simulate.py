@@ -286,6 +286,6 @@ def test_the_rules_of_turns_have_an_effect(capsys: pytest.CaptureFixture[str]) -
     words: tuple[str, ...] = ("--users", "alice:3,bob,carol", "--jobs", "40", "--seconds", "lognormal:10m,1")
     words += ("--num-gpus", "1:8,3:2", "--machine", "4x80GB", "--user-arrives", "carol=1h", "--seed", "3")
     plain = figures(capsys, *words)["runs"][0]
-    for rule in ("turns=off", "half_life=20m", "grace=5m", "keep_share=0.5"):
+    for rule in ("turns=off", "half_life=20m", "grace=5m", "slice=1h", "keep_share=0.5"):
         assert figures(capsys, *words, "--compare", rule)["runs"][0] != {**plain, "name": rule}, rule
     assert figures(capsys, *words, "--user-hours", "bob=5")["runs"][0]["users"] != plain["users"]
