@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.batch import sessions
 from gpuherd.batch.user_queue import open_folder
 from gpuherd.engines import host
 from gpuherd.engines.registry import LOCAL, specs
@@ -85,6 +86,8 @@ def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
                 pass_fds=(options_in, ready_out),
                 start_new_session=True,
                 check=True,
+                # It outlives the session in which it is started (``gpuherd session``).
+                env={name: value for name, value in os.environ.items() if name != sessions.VARIABLE},
             )
         os.close(ready_out)
         ready_out = -1

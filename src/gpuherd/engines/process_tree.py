@@ -113,8 +113,18 @@ def _look(pid: int, since_ticks: int) -> Seen | None:
 
 
 def _attempt(pid: int) -> str | None:
+    return _value(pid, _MARK)
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    """The value of a variable in the environment that a process was started with; None when it has none, or when we may
+    not read it."""
+    return _value(pid, name.encode() + b"=")
+
+
+def _value(pid: int, mark: bytes) -> str | None:
     environment = b"\0" + (_read(f"/proc/{pid}/environ") or b"")
-    _, found, rest = environment.partition(b"\0" + _MARK)
+    _, found, rest = environment.partition(b"\0" + mark)
     return rest.partition(b"\0")[0].decode("utf-8", "replace") if found else None
 
 
