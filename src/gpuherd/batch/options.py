@@ -91,6 +91,14 @@ class CommandOptions:
 class RunOptions(EngineOptions, CommandOptions):
     """The same, and the options of engines."""
 
+    project: str | None = option(
+        None,
+        help="what its GPU hours count for, in gpuherd usage (default: the name of this folder)",
+        parse=job_name,
+        metavar="NAME",
+        group="job",
+    )
+
     def __post_init__(self) -> None:
         CommandOptions.__post_init__(self)
         EngineOptions.__post_init__(self)

@@ -100,6 +100,7 @@ class Dispatcher(Loop):
         self._following: tuple[QueuedJob, ...] = ()
         self._lookahead = Lookahead()
         self._limits_change_at: float | None = None
+        self._ledger_fd: int | None = None
         self._waits_since: float | None = None
         self._has_reported_wait = False
         if any(self._sizes) or options.gpu_ids:
@@ -138,6 +139,9 @@ class Dispatcher(Loop):
             self._orphans.sweep([*running, *prefork.traces], now)
         self._preemption.give_way(self._gpus.keep_time(now, may_start=self.stop_level is StopLevel.GO_ON), now)
         self._preemption.end_idleness(self._gpus.fetch_idle_actions(), now)
+        if self._ledger_fd is None and (fd := self._gpus.ledger.ends_fd) is not None:
+            self._ledger_fd = fd
+            self._selector.register(fd, selectors.EVENT_READ)
         for text in self._gpus.fetch_notices():
             self._reporter.notice(text)
         if self._gpus.changed:
@@ -397,9 +401,14 @@ class Dispatcher(Loop):
     # --- ends ---------------------------------------------------------------------------------------------------
 
     def _readable(self, descriptors: Sequence[int]) -> None:
-        """The pidfds of jobs that have ended."""
+        """The pidfds of jobs that have ended; and the descriptor of the ledger."""
         ends = []
         now, at = clock.mono(), clock.wall()
+        if self._ledger_fd in descriptors:
+            self._gpus.ledger.note_ends(now, at)
+            descriptors = [each for each in descriptors if each != self._ledger_fd]
+            if not descriptors:
+                return
         for pidfd in descriptors:
             self._selector.unregister(pidfd)
             attempt, found = self._supervisor.collect(pidfd)
@@ -411,6 +420,7 @@ class Dispatcher(Loop):
             self._gpus.released(attempt.record, now)
         self._completion.machine = [gpu.uuid for gpu in self._watch.gpus]
         self._completion.in_use = self._supervisor.gpus
+        self._gpus.ledger.ended(ends)
         self._completion.complete(ends, now)
         for label, sentence in self._gpus.fetch_left_out(at):
             self._reporter.notice(f"GPU {label} is {sentence}")
@@ -439,7 +449,9 @@ class Dispatcher(Loop):
             self._watch.open()
             self._gpus.started(now)
         if ends:
+            self._gpus.ledger.ended(ends)
             self._completion.complete(ends, now)
+        self._gpus.ledger.catch_up(self._queue)
         self._preemption.taken_over(now)
         running = {attempt.record.id for attempt in self._supervisor.running.values()}
         self._run.remove_stray_attempt_files(running | self._completion.unrecorded)

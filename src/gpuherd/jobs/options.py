@@ -13,6 +13,7 @@ from gpuherd.engines import registry
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
+from gpuherd.jobs.job import job_name
 from gpuherd.options import by_spelling, did_you_mean, option, option_fields, parse
 from gpuherd.units import count, duration_s, gpu_names, positive_int, seconds, size_or_none_mb
 
@@ -22,8 +23,8 @@ YieldTo = Literal["ignore", "pause", "requeue"]
 YIELDS: tuple[YieldTo, ...] = get_args(YieldTo)
 OnIdle = Literal["notify", "pause", "requeue", "cancel"]
 ON_IDLE: tuple[OnIdle, ...] = get_args(OnIdle)
-# Options about the GPUs of this machine, and about jobs on them.
-_HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others", "idle_after", "on_idle"})
+# Options about the GPUs of this machine, and about jobs on them. The ledger is that of this machine's GPUs.
+_HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others", "idle_after", "on_idle", "project"})
 
 # The least value of options with this parser.
 _LEAST: Mapping[Callable[[str], Any] | None, int] = {count: 0, positive_int: 1, seconds: 0, size_or_none_mb: 0}
@@ -202,6 +203,14 @@ class DispatchOptions(EngineOptions, GpuOptions):
         help="with less free space than this, jobs are paused and none starts (MB, or like 2GB; 0: never)",
         parse=size_or_none_mb,
         metavar="SIZE",
+        group="jobs",
+    )
+    project: str | None = option(
+        None,
+        help="what the GPU hours of jobs without a project of their own count for, in gpuherd usage (default: the name"
+        " of the run's folder)",
+        parse=job_name,
+        metavar="NAME",
         group="jobs",
     )
     prometheus: int | None = option(

@@ -20,6 +20,7 @@ from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.gpu.idle_jobs import IdleAction, JobIdleRows, JobLook, idle_actions, is_used
+from gpuherd.jobs.gpu.recording import AttemptLedger
 from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, contention_actions
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import DispatchOptions
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the GPUs of running jobs, for strangers and memory.
 WATCH_EVERY_S = 2.0
+# Others' use of GPUs is recorded as often while jobs wait and none runs.
+SAMPLE_EVERY_S = 10.0
 # Memory in use on shared GPUs is queried again before a decision when the figure is older than this.
 _STALE_S = 0.05
 
@@ -43,6 +46,7 @@ class GpuManager:
 
     Attributes:
         watch: the state of the GPUs; open from the moment when the first job needs one.
+        ledger: where the use of the GPUs is recorded.
         changed: a look has found something, so that a decision may come out otherwise.
     """
 
@@ -55,6 +59,7 @@ class GpuManager:
         settings: Settings = NO_SETTINGS,
     ):
         self.watch = GpuWatch(options, queue_tag, settings, at_once=False)
+        self.ledger = AttemptLedger(queue_tag, supervisor.run.root, self.watch, options.project)
         self.changed = False
         self._options = options
         self._supervisor = supervisor
@@ -100,6 +105,7 @@ class GpuManager:
 
     def close(self) -> None:
         """Gives our copies of leases back; those of running jobs stay with them."""
+        self.ledger.close()
         for lease in self._shared.values():
             lease.close()
         self._shared.clear()
@@ -115,6 +121,8 @@ class GpuManager:
         if waits and not self._wanted:
             self._check_at = max(self._check_at, now)
             self._plan_hasty_look(now)
+            if self._ours_at is None:
+                self._ours_at = now + SAMPLE_EVERY_S
         elif self._wanted and not waits:
             self.watch.rest()
         self._wanted = waits
@@ -138,10 +146,14 @@ class GpuManager:
             self._look_for_free(now)
         if self._ours_at is None or now < self._ours_at:
             return ()
-        self._ours_at = now + WATCH_EVERY_S if self._supervisor.gpus else None
-        actions = self._look_at_ours(now)
-        self._look_for_idle(now)
-        return actions
+        if self._supervisor.gpus:
+            self._ours_at = now + WATCH_EVERY_S
+            actions = self._look_at_ours(now)
+            self._look_for_idle(now)
+            return actions
+        self._ours_at = now + SAMPLE_EVERY_S if self._wanted else None
+        self.ledger.look((), {}, now, clock.wall(), waits=self._wanted)
+        return ()
 
     def fetch_idle_actions(self) -> tuple[IdleAction, ...]:
         """The actions on jobs that don't use their GPUs, once each."""
@@ -150,7 +162,9 @@ class GpuManager:
 
     def started(self, now: float) -> None:
         """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
-        if self._ours_at is None and self._supervisor.gpus:
+        if self._shared:
+            self.ledger.began(self._supervisor.running.values())
+        if self._supervisor.gpus and (self._ours_at is None or self._ours_at > now + WATCH_EVERY_S):
             self._ours_at = now + WATCH_EVERY_S
 
     def _look_for_free(self, now: float) -> None:
@@ -165,6 +179,7 @@ class GpuManager:
 
     def _look_at_ours(self, now: float) -> tuple[Action, ...]:
         strangers = self._note_use(now)
+        self.ledger.look(self._supervisor.running.values(), self.watch.usage.in_use, now, clock.wall())
         running = [attempt for attempt in self._supervisor.running.values() if attempt.record.gpus]
         actions, self._sightings = contention_actions(
             self._options.yield_to_others,

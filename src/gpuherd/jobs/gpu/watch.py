@@ -360,6 +360,10 @@ class GpuWatch:
         self._faults.look(self._gpus.values())
         return self.usage.look(self._gpus, own, declared_mb)
 
+    def machine(self) -> Machine:
+        """All GPUs of the machine now, also those that the run may not use, with processes and sensors."""
+        return self._reader.snapshot()
+
     def gpu_problem(self, uuids: Collection[str]) -> str | None:
         """Faults of these GPUs since our job took them, as a sentence; None without any. For a job that has failed."""
         self._refresh(uuids, errors=True)
