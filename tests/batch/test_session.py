@@ -24,10 +24,13 @@ from gpuherd.batch.options import SessionOptions
 from gpuherd.batch.sessions import SessionRecord
 from gpuherd.cli.main import build_parser
 from gpuherd.cli.main import run as gpuherd
-from gpuherd.engines.process_tree import boot_id, identify
+from gpuherd.engines.process_tree import SESSION_VARIABLE, boot_id, identify
 from gpuherd.errors import CannotWrite, ExitCode, UsageError
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.jobs import clock
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.ledger import Kind, Ledger, Use
 from gpuherd.options import build
 from gpuherd.standin.machine import SimulatedMachine
 
@@ -207,6 +210,31 @@ def test_what_holds_the_gpu_after_the_command_is_watched_on(machine: SimulatedMa
     wait_until(lambda: born(int(pid.read_text())) is None)
     wait_until(lambda: not held(machine))
     process.communicate(timeout=60)
+
+
+def test_the_ledger_knows_it_as_a_session(machine: SimulatedMachine) -> None:
+    process = start(*SOON, "--name", "mine", "--project", "p", "--", "sleep", "600")
+    process.communicate(timeout=60)
+
+    def ended() -> list[Use]:
+        ledger = Ledger.existing()
+        return [] if ledger is None else [record.use for record in ledger.read() if not record.is_open]
+
+    wait_until(lambda: bool(ended()))
+    (use,) = ended()
+    assert (use.kind, use.job, use.project, use.command, use.pid) == (Kind.SESSION, "mine", "p", "sleep", process.pid)
+    assert use.held_s >= 1.0
+
+
+def test_what_is_put_into_a_queue_from_a_session_outlives_it(machine: SimulatedMachine, tmp_path: Path) -> None:
+    gpuherd_up = shlex.join([sys.executable, "-m", "gpuherd", "up", "--max-checks", "1"])
+    environment = {**os.environ, "GPUHERD_QUEUE": str(tmp_path / "queue")}
+    process = start(*SOON, "--", "sh", "-c", f"{gpuherd_up} && exec sleep 600", env=environment)
+    out, _ = process.communicate(timeout=60)
+    pid = DispatcherLock.holder(RunDirectory(tmp_path / "queue").lock)
+    assert pid is not None and process.returncode == -signal.SIGTERM, out
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: born(pid) is None)
 
 
 def test_notices_go_where_the_settings_say(machine: SimulatedMachine, tmp_path: Path) -> None:
@@ -423,7 +451,7 @@ def test_which_session_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sessions.chosen((one, other), 77) is other
     with pytest.raises(UsageError, match="say which session, by its pid"):
         sessions.chosen((one, other), None)
-    monkeypatch.setenv(sessions.VARIABLE, "77.5")
+    monkeypatch.setenv(SESSION_VARIABLE, "77.5")
     assert sessions.chosen((one, other), None) is other
     with pytest.raises(UsageError, match="no session with pid 4"):
         sessions.chosen((one,), 4)

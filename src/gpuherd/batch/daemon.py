@@ -19,9 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch import sessions
 from gpuherd.batch.user_queue import open_folder
 from gpuherd.engines import host
+from gpuherd.engines.process_tree import SESSION_VARIABLE
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
 from gpuherd.jobs.lock import DispatcherLock
@@ -87,7 +87,7 @@ def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
                 start_new_session=True,
                 check=True,
                 # It outlives the session in which it is started (``gpuherd session``).
-                env={name: value for name, value in os.environ.items() if name != sessions.VARIABLE},
+                env={name: value for name, value in os.environ.items() if name != SESSION_VARIABLE},
             )
         os.close(ready_out)
         ready_out = -1

@@ -18,7 +18,7 @@ from typing import NoReturn
 from gpuherd.batch import sessions
 from gpuherd.batch.options import SessionOptions
 from gpuherd.batch.run import Taken, Waiter, become, find_program
-from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify, path_of
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, SESSION_VARIABLE, identify, path_of
 from gpuherd.errors import GpuherdError, clean
 from gpuherd.jobs.monitor.notify import Channels
 from gpuherd.jobs.settings import Settings
@@ -55,7 +55,8 @@ def run(
         report(_promise(options))
     else:
         report("there are no GPUs to give back: the session is not watched")
-    become(program, argv, taken, inherited, options.cpus)
+    name, project = options.name, options.project
+    become(program, argv, taken, inherited, options.cpus, name=name, project=project, is_session=True)
     raise AssertionError("unreachable")
 
 
@@ -89,9 +90,9 @@ def _start_watcher(options: SessionOptions, argv: Sequence[str], taken: Taken) -
         "notify_command": options.notify_command,
         "webhook": options.webhook,
     }
-    os.environ.pop(sessions.VARIABLE, None)  # of a session in which this one is started
+    os.environ.pop(SESSION_VARIABLE, None)  # of a session in which this one is started
     _spawn(json.dumps(values).encode())
-    os.environ[sessions.VARIABLE] = sessions.tag_of(process.pid, process.start_ticks)
+    os.environ[SESSION_VARIABLE] = sessions.tag_of(process.pid, process.start_ticks)
 
 
 def _spawn(orders: bytes) -> None:

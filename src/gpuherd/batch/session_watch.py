@@ -28,6 +28,7 @@ from typing import Any
 from gpuherd.batch import sessions
 from gpuherd.batch.session_rule import Ending, EventKind, SessionEvent, SessionRule, SessionState, end_of, step
 from gpuherd.engines.process_tree import (
+    SESSION_VARIABLE,
     Lock,
     ProcessId,
     Seen,
@@ -268,7 +269,7 @@ class SessionWatcher:
                 continue
             if seen.attempt is not None and seen.attempt != self._orders.attempt:
                 continue  # a job of a queue
-            ours = pid == self._leader.pid or variable_of(pid, sessions.VARIABLE) == self._tag
+            ours = pid == self._leader.pid or variable_of(pid, SESSION_VARIABLE) == self._tag
             if ours or not locks_held(pid, paths).isdisjoint(self._locks):
                 found.append(seen)
         return found

@@ -15,12 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuherd.engines.process_tree import ProcessId, boot_id, identify
+from gpuherd.engines.process_tree import SESSION_VARIABLE, ProcessId, boot_id
 from gpuherd.errors import CannotWrite, UsageError, clean
 from gpuherd.gpus.machine_dir import machine_dir, read_owned
 
-# In the environment of a session's processes: which session they belong to.
-VARIABLE = "GPUHERD_SESSION"
 _MOST_BYTES = 65_536
 _LONGEST_S = 10 * 365 * 86_400.0
 
@@ -181,7 +179,7 @@ def chosen(records: tuple[SessionRecord, ...], pid: int | None) -> SessionRecord
     Raises UsageError where that is none, or not clear.
     """
     if pid is None and len(records) > 1:
-        own = os.environ.get(VARIABLE)
+        own = os.environ.get(SESSION_VARIABLE)
         records = tuple(record for record in records if tag_of(record.pid, record.start_ticks) == own) or records
     found = [record for record in records if pid in (None, record.pid)]
     if len(found) == 1:
@@ -195,11 +193,3 @@ def chosen(records: tuple[SessionRecord, ...], pid: int | None) -> SessionRecord
 def tag_of(pid: int, start_ticks: int) -> str:
     """What a session's processes have in their environment."""
     return f"{pid}.{start_ticks}"
-
-
-def own_tag() -> str:
-    """The tag of a session whose command this process becomes."""
-    process = identify(os.getpid())
-    if process is None:
-        raise CannotWrite("/proc does not show this process")
-    return tag_of(process.pid, process.start_ticks)

@@ -17,6 +17,8 @@ from pathlib import Path
 # start time and the boot id as well.
 
 ATTEMPT_VARIABLE = "GPUHERD_ATTEMPT"
+# In the environment of what belongs to a session (``gpuherd session``): which one.
+SESSION_VARIABLE = "GPUHERD_SESSION"
 
 _PROC = Path("/proc")
 _STATE, _GROUP, _SESSION, _START_TIME = 0, 2, 3, 19  # positions in /proc/<pid>/stat after the command's name
