@@ -186,7 +186,7 @@ class SessionOptions:
     )
     no_wait: bool = same_option(CommandOptions, "no_wait")
     quiet: bool = same_option(CommandOptions, "quiet")
-    project: str | None = same_option(CommandOptions, "project")
+    project: str | None = same_option(RunOptions, "project")
     gpu_list: tuple[str | int, ...] = same_option(GpuOptions, "gpu_list")
     gpu_memory_threshold: int = same_option(GpuOptions, "gpu_memory_threshold")
     max_checks: int | None = same_option(GpuOptions, "max_checks")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import signal
 import socket
@@ -53,7 +54,7 @@ _RECORD_S = 10.0
 _END_LOOK_S = 0.1
 # A process that forks and ends in a loop: so often it is looked for what is left.
 _MOST_ROUNDS = 40
-_NOTICE_WITHIN_S = 45.0
+_NOTICE_WITHIN_S = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,8 @@ class SessionWatcher:
         self._state = SessionState.begun(clock.mono())
         self._since = clock.wall()
         self._recorded_at = 0.0
-        self._notices: list[threading.Thread] = []
+        self._outbox: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._notifier: threading.Thread | None = None
         self._place: Path | None = None
         with suppress(CannotWrite):
             self._place = sessions.folder()
@@ -142,8 +144,9 @@ class SessionWatcher:
                     break
         if self._place is not None:
             sessions.remove(self._place, self._orders.pid)
-        for notice in self._notices:
-            notice.join(_NOTICE_WITHIN_S)
+        if self._notifier is not None:
+            self._outbox.put(None)
+            self._notifier.join(_NOTICE_WITHIN_S)
 
     def _wait(self, seconds: float) -> None:
         if self._has_ended():
@@ -194,11 +197,13 @@ class SessionWatcher:
             text = f"{who} is ended, and gives {orders.labels} back: {why}"
         self._tell(text)
         if event.kind is not EventKind.GOES_ON and (orders.notify_command or orders.webhook):
-            thread = threading.Thread(target=self._notify, args=(text,), name="gpuherd-notice", daemon=True)
-            thread.start()
-            self._notices.append(thread)
+            self._outbox.put(text)
+            if self._notifier is None:
+                self._notifier = threading.Thread(target=self._notify, name="gpuherd-notices", daemon=True)
+                self._notifier.start()
 
-    def _notify(self, text: str) -> None:
+    def _notify(self) -> None:
+        """Sends notices one after the other, in a thread of its own: one that hangs must not hold the watch up."""
         from gpuherd.jobs.monitor.notify import Channels, Notice, deliver
 
         orders = self._orders
@@ -207,11 +212,11 @@ class SessionWatcher:
         except UsageError as problem:  # the program was removed meanwhile
             self._tell(str(problem))
             return
-        notice = Notice(
-            kind="session", text=clean(f"gpuherd: {text}"), run=orders.name, host=socket.gethostname(), at=clock.wall()
-        )
-        for problem in deliver(channels, notice):
-            self._tell(problem)
+        while (text := self._outbox.get()) is not None:
+            text = clean(f"gpuherd: {text}")
+            notice = Notice(kind="session", text=text, run=orders.name, host=socket.gethostname(), at=clock.wall())
+            for problem in deliver(channels, notice):
+                self._tell(problem)
 
     def _tell(self, text: str) -> None:
         """Writes a line where the command writes its errors: on a terminal, or in a log that all append to."""
