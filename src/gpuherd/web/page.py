@@ -7,7 +7,7 @@ In templates all text is escaped, and characters that steer a terminal or the di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,12 +42,14 @@ class Page:
         title: its word in the navigation.
         order: its place there; the lowest comes first.
         routes: of this page and of what belongs to it (events, forms).
+        warm_up: called when the server starts, so that the first reader need not wait for a driver to start.
     """
 
     path: str
     title: str
     order: int
     routes: Sequence[BaseRoute]
+    warm_up: Callable[[Services], Awaitable[object]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
