@@ -18,6 +18,7 @@ examples:
   gpuherd web                                  the machine and your own queues
   gpuherd web results/ answers/                also these run folders
   gpuherd web --port 0 --open                  any free port, and open the browser
+  gpuherd web --host gpu-2 --host gpu-3        also these machines, side by side, asked over ssh
   gpuherd web --socket ~/web.sock --host-name lab.example.org --user-header X-Remote-User
                                                behind a reverse proxy that logs users in
   gpuherd web --bind 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --password-file password.txt
@@ -52,6 +53,13 @@ def add_web(parser: Parser) -> None:
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM)")
     parser.add_argument(
         "--password-file", type=Path, metavar="FILE", help="log in by the password in this file, not by a token"
+    )
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="show this machine too: gpuherd is run there over ssh, read-only; may be given several times",
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
     add_json(parser, "the link, once it can be opened,")
@@ -93,6 +101,7 @@ def run_web(args: argparse.Namespace) -> int:
         tls_key=args.tls_key,
         password_file=args.password_file,
         runs=tuple(folder.absolute() for folder in args.folders),
+        hosts=tuple(args.host),
     )
     try:
         WebServer(options).run(show)

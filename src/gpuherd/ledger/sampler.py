@@ -97,6 +97,18 @@ def sights(gpus: Iterable[Gpu]) -> list[Sight]:
     return found
 
 
+def lease_holders(uuids: Collection[str]) -> Mapping[str, str | None]:
+    """By UUID, the user whose gpuherd holds the GPU now."""
+    from gpuherd.errors import CannotWrite, UsageError
+    from gpuherd.gpus.leases import LeaseFolder
+
+    try:
+        folder = LeaseFolder.existing()
+    except (CannotWrite, UsageError):
+        return {}
+    return {} if folder is None else {uuid: holder.user for uuid, holder in folder.holders(uuids).items()}
+
+
 class Sampler:
     """Samples for one recorder, while it has its user's lock. ``close`` gives the lock up.
 

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from gpuherd.errors import GpuherdError, clean
 from gpuherd.web import pages as page_modules
 from gpuherd.web.access import SESSION_S, AccessControl, Rules, Step, Verdict, local_path, logs_in, new_cookie
+from gpuherd.web.hosts import Hosts
 from gpuherd.web.live import Feeds, ReadTimeout, Streams
 from gpuherd.web.page import Page, Services, assets, form, render
 
@@ -47,7 +48,13 @@ def all_pages() -> tuple[Page, ...]:
 
 
 def create_app(
-    rules: Rules, *, user: str, machine: str, runs: tuple[Path, ...] = (), secure: bool = False
+    rules: Rules,
+    *,
+    user: str,
+    machine: str,
+    runs: tuple[Path, ...] = (),
+    hosts: Hosts | None = None,
+    secure: bool = False,
 ) -> Starlette:
     """The application for one user.
 
@@ -56,18 +63,20 @@ def create_app(
         user: the name of the user as whom it runs.
         machine: the name of the machine, for titles.
         runs: run folders that its pages show beside the user's own queues.
+        hosts: other machines that are shown beside this one.
         secure: it is reached by TLS, so that browsers must not send its cookie over anything else.
     """
     found = all_pages()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        services = app.state.services = Services(Feeds(), Streams(), found, user, machine, runs)
+        services = app.state.services = Services(Feeds(), Streams(), found, user, machine, runs, hosts or Hosts())
         warming = asyncio.gather(
             *(page.warm_up(services) for page in found if page.warm_up is not None), return_exceptions=True
         )
         yield
         warming.cancel()
+        services.hosts.close()
         services.streams.end()
         services.feeds.close()
 

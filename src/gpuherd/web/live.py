@@ -111,6 +111,10 @@ class Feed(Generic[T]):
             self._due = time.monotonic() + self.every_s
             self._reading = None
 
+    def expire(self) -> None:
+        """Has the value read anew when it is next asked for: something was changed that it shows."""
+        self._due = 0.0
+
     def rendered(self, look: Look[T], render: Render[T]) -> Sequence[Fragment]:
         """The fragments of this look: those that were made of it before, for other requests and streams."""
         if self._shown is None or self._shown[:3] != (render, look.number, look.late):
@@ -138,6 +142,12 @@ class Feeds:
         while len(self._feeds) > _MOST_FEEDS:
             self._feeds.popitem(last=False)
         return feed
+
+    def expire(self, first: Hashable) -> None:
+        """Has the feeds whose key is a tuple that begins so be read anew."""
+        for key, feed in self._feeds.items():
+            if isinstance(key, tuple) and key[:1] == (first,):
+                feed.expire()
 
     def close(self) -> None:
         """Starts no further read; one that hangs is not waited for."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.idle import Check, IdleRule, check
@@ -219,11 +220,12 @@ def read_days(count: int) -> tuple[DayUse, ...]:
 def by_day(uses: Iterable[Use], since: float, until: float) -> tuple[DayUse, ...]:
     """The GPU-seconds of each user on each local day between two wall-clock seconds."""
     sums: dict[float, dict[str, float]] = {first: {} for first, _ in days(since, until)}
+    names = lru_cache(maxsize=None)(user_name)  # a look-up may ask a server
     for use in uses:
         part = use.within(since, until)
         if part is None:
             continue
-        user = user_name(use.uid)
+        user = names(use.uid)
         for first, last in days(part.since, part.until):
             of_day = part.within(first, last)
             if of_day is not None and first in sums:

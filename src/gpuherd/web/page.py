@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse
 from gpuherd import report
 from gpuherd.errors import harmless
 from gpuherd.units import duration
+from gpuherd.web.hosts import Hosts
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -42,6 +43,7 @@ class Page:
         title: its word in the navigation.
         order: its place there; the lowest comes first.
         routes: of this page and of what belongs to it (events, forms).
+        is_shown: whether it has a place in the navigation of this server.
         warm_up: called when the server starts, so that the first reader need not wait for a driver to start.
     """
 
@@ -49,6 +51,7 @@ class Page:
     title: str
     order: int
     routes: Sequence[BaseRoute]
+    is_shown: Callable[[Services], bool] = lambda _: True
     warm_up: Callable[[Services], Awaitable[object]] | None = None
 
 
@@ -63,6 +66,7 @@ class Services:
         user: the user as whom the server runs.
         machine: the name of the machine.
         runs: the run folders named on the command line.
+        hosts: other machines, asked over ssh.
     """
 
     feeds: Feeds
@@ -71,6 +75,7 @@ class Services:
     user: str
     machine: str
     runs: tuple[Path, ...] = ()
+    hosts: Hosts = field(default_factory=Hosts)
 
 
 def services(request: Request) -> Services:
@@ -104,7 +109,7 @@ def render(
             title=title,
             live=live,
             path=request.url.path,
-            pages=known.pages,
+            pages=[page for page in known.pages if page.is_shown(known)],
             user=known.user,
             machine=known.machine,
             form_token="" if session is None else session.form_token,

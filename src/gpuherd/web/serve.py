@@ -30,6 +30,7 @@ from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.lease_files import user_name
 from gpuherd.web.access import Rules
 from gpuherd.web.app import create_app
+from gpuherd.web.hosts import Hosts
 from gpuherd.web.machine_data import machine_name
 from gpuherd.web.peers import user_at
 
@@ -64,6 +65,7 @@ class ServeOptions:
         tls_cert, tls_key: PEM files.
         password_file: its first line is the password.
         runs: run folders to show.
+        hosts: names of other machines to show, asked over ssh.
     """
 
     port: int | None = None
@@ -77,6 +79,7 @@ class ServeOptions:
     tls_key: Path | None = None
     password_file: Path | None = None
     runs: tuple[Path, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class WebServer:
 
     def __init__(self, options: ServeOptions) -> None:
         check(options)
+        hosts = Hosts(options.hosts)
         password = None if options.password_file is None else read_password(options.password_file)
         context = None if options.tls_cert is None else _tls(options.tls_cert, options.tls_key)
         if options.socket is not None:
@@ -161,7 +165,14 @@ class WebServer:
             port=port,
         )
         self.listening = _listening(options, rules, port)
-        app = create_app(rules, user=user, machine=machine_name(), runs=options.runs, secure=context is not None)
+        app = create_app(
+            rules,
+            user=user,
+            machine=machine_name(),
+            runs=options.runs,
+            hosts=hosts,
+            secure=context is not None,
+        )
         config = uvicorn.Config(
             app,
             http=_Protocol,

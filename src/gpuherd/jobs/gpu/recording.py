@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -180,11 +180,11 @@ class AttemptLedger:
     def _started(self) -> tuple[Recorder, Sampler]:
         if self._recorder is None or self._sampler is None:
             from gpuherd.ledger.recorder import Recorder
-            from gpuherd.ledger.sampler import Sampler
+            from gpuherd.ledger.sampler import Sampler, lease_holders
 
             self._recorder = Recorder()
             self._recorder.begin()
-            self._sampler = Sampler(self._recorder, self._watch.machine, _holders)
+            self._sampler = Sampler(self._recorder, self._watch.machine, lease_holders)
         return self._recorder, self._sampler
 
     def _add(self, use: Use, record: AttemptRecord) -> None:
@@ -259,15 +259,3 @@ def _number(use_id: str) -> int:
     """The attempt's number in a use's id, -1 where it is none of ours."""
     words = use_id.split("/")
     return int(words[1]) if len(words) == 3 and words[1].isdigit() else -1
-
-
-def _holders(uuids: Collection[str]) -> Mapping[str, str | None]:
-    """By UUID, the user whose gpuherd holds the GPU now."""
-    from gpuherd.errors import CannotWrite
-    from gpuherd.gpus.leases import LeaseFolder
-
-    try:
-        folder = LeaseFolder.existing()
-    except CannotWrite:
-        return {}
-    return {} if folder is None else {uuid: holder.user for uuid, holder in folder.holders(uuids).items()}

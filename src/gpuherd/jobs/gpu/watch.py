@@ -73,6 +73,7 @@ class GpuWatch:
         maker: whose driver shows them, or should.
         leases: takes GPUs for jobs, within what the user may hold.
         usage: the memory that our attempts use, as of the last look.
+        preferred: UUIDs of GPUs that jobs get before all others: those that the user has reserved.
         awaits_driver: there are none because the installed driver does not answer (yet): jobs that need a GPU wait, and
             each ``look`` queries the driver again. False where no driver is installed: jobs then run on the CPU.
 
@@ -96,6 +97,7 @@ class GpuWatch:
         self.maker = Maker.NVIDIA
         self.leases = GpuLeases(settings)
         self.usage = GpuUsage(options.gpu_memory_threshold)
+        self.preferred: frozenset[str] = frozenset()
         self._faults = GpuFaults()
         self._gpus: dict[str, Gpu] = {}  # as the driver last described them
         self._preference: tuple[str, ...] = ()
@@ -108,6 +110,8 @@ class GpuWatch:
         self._room_mb: dict[str, int] = {}
         # As of the last look that gave a verdict: the driver is queried for other reasons as well.
         self._was_low: dict[str, bool] = {}
+        self._pictured: dict[str, str | int] = {}
+        self._kept: Mapping[str, str] = {}
         self._notices: list[str] = []
         self._full_look_at = 0.0
         self._all_ours = False
@@ -227,7 +231,7 @@ class GpuWatch:
         # A full one that is due before the next half look is made now: to wake up costs more than to look.
         if now + self._rule.look_s / 2 < self._full_look_at and not self._has_changed(waited_for):
             return False
-        before = self._picture(now)
+        before = self._pictured
         self._get_to_know()
         waited_for = [uuid for uuid in self._gpus if uuid not in ours]
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
@@ -238,9 +242,12 @@ class GpuWatch:
         self._observe(waited_for, now)
         self.leases.look({uuid: self._checks[uuid].free for uuid in waited_for}, now)
         self.leases.ours(ours, now)
+        self.leases.turns.look(now, ours)
         low = any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for)
         self._full_look_at = now + (self._rule.interval_s if low else max(self._rule.interval_s, _FULL_LOOK_S))
-        return before != self._picture(now)
+        # Not the picture of before at this moment: a GPU that was kept for others may be so no more just by now.
+        self._pictured = self._picture(now, ours)
+        return before != self._pictured
 
     def _ask_driver_again(self, now: float) -> bool:
         self._full_look_at = now + DRIVER_PAUSE_S
@@ -316,7 +323,7 @@ class GpuWatch:
 
     def views(self, now: float, ours: Collection[str]) -> tuple[GpuView, ...]:
         """Each GPU with the verdict of the last look, unless that is too long ago to count."""
-        verdicts = self._verdicts(now)
+        verdicts = self._verdicts(now, ours)
         left = self._streaks.left
         return tuple(
             GpuView(
@@ -325,16 +332,26 @@ class GpuWatch:
                 uuid in ours,
                 returning=left.get(uuid, -math.inf) >= now,
                 room_mb=self._room_mb.get(uuid),
+                kept=uuid in self._kept,
             )
             for uuid, gpu in self._gpus.items()
         )
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
-        """The best ``count`` of the candidates, in the user's order of preference; None when there are too few."""
+        """The best ``count`` of the candidates, reserved ones first, then in the user's order of preference; None when
+        there are too few."""
+        reserved = [gpu for gpu in candidates if gpu.uuid in self.preferred] if self.preferred else []
+        if len(reserved) >= count > 0 and (chosen := self._choose(reserved, count, memory_mb)) is not None:
+            return chosen
+        return self._choose(candidates, count, memory_mb, first=[gpu.uuid for gpu in reserved])
+
+    def _choose(
+        self, candidates: Sequence[Gpu], count: int, memory_mb: int | None, first: Sequence[str] = ()
+    ) -> tuple[Gpu, ...] | None:
         return choose(
             candidates,
             count,
-            preference=self._preference,
+            preference=(*first, *self._preference),
             memory_mb=memory_mb,
             keep_together=True,
             links=self._links,
@@ -420,12 +437,12 @@ class GpuWatch:
     def _is_free(self, uuid: str) -> bool:
         return idle.is_free(self._streaks, uuid, self._rule)
 
-    def _picture(self, now: float) -> dict[str, str | int]:
+    def _picture(self, now: float, ours: Collection[str]) -> dict[str, str | int]:
         """The facts that a decision depends on: why each GPU can't be used, or how much memory is free on it."""
-        verdicts = self._verdicts(now)
+        verdicts = self._verdicts(now, ours)
         return {uuid: self._gpus[uuid].free_mb if why is None else why for uuid, why in verdicts.items()}
 
-    def _verdicts(self, now: float) -> dict[str, str | None]:
+    def _verdicts(self, now: float, ours: Collection[str]) -> dict[str, str | None]:
         """Why each GPU can't be used; None for one that can."""
         recent = idle.forgotten(self._streaks, self._rule, now)
         verdicts: dict[str, str | None] = {}
@@ -434,7 +451,9 @@ class GpuWatch:
             if held is None and uuid in self._streaks.clean and uuid not in recent.clean:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._checks[uuid].reason or self._clean(uuid))
-        return verdicts
+        free = [uuid for uuid, why in verdicts.items() if why is None and uuid not in ours]
+        self._kept = self.leases.turns.kept(free, ours, now)
+        return {**verdicts, **self._kept}
 
     def _clean(self, uuid: str) -> str:
         clean = idle.clean_checks(self._streaks, uuid, self._rule)

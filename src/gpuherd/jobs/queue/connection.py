@@ -30,6 +30,7 @@ from gpuherd.jobs.queue.schema import (
     taken_back,
 )
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
+from gpuherd.jobs.scheduler.lengths import Length
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import BEYOND, MOST_KINDS
 
@@ -415,6 +416,16 @@ class QueueFile:
                 wanted[start : start + _AT_ONCE],
             )
         }
+
+    def latest_lengths(self, most: int = 50) -> tuple[Length, ...]:
+        """How long the latest attempts that have succeeded ran, without their pauses, the newest first."""
+        rows = self._db.execute(
+            "SELECT j.spec, j.gpus, a.ended_mono - a.started_mono - a.paused_s AS run_s FROM attempts a"
+            " JOIN jobs j ON j.id = a.job WHERE a.state = 'done' AND a.ended_mono IS NOT NULL"
+            " ORDER BY a.id DESC LIMIT ?",
+            (most,),
+        )
+        return tuple(Length(job_of(row["spec"]).family, row["gpus"], max(0.0, row["run_s"])) for row in rows)
 
     def gpu_health(self) -> dict[str, str]:
         """What is remembered of each GPU's faults, as JSON by UUID (``jobs.quarantine``)."""

@@ -10,8 +10,8 @@
   let again = 0;
   const say = (words) => { if (line.textContent !== words) line.textContent = words; };
   const keep = {
-    // What the reader has opened, or is writing, stays.
-    beforeAttributeUpdated: (name, node) => !(name === "open" && node.tagName === "DETAILS"),
+    // What the reader has opened, ticked, or is writing, stays.
+    beforeAttributeUpdated: (name, node) => !(name === "checked" || (name === "open" && node.tagName === "DETAILS")),
   };
   function put({ id, html, how }) {
     const place = document.getElementById(id);
