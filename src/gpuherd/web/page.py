@@ -7,7 +7,7 @@ In templates all text is escaped, and characters that steer a terminal or the di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,7 @@ class Page:
         order: its place there; the lowest comes first.
         routes: of this page and of what belongs to it (events, forms).
         is_shown: whether it has a place in the navigation of this server.
+        warm_up: called when the server starts, so that the first reader need not wait for a driver to start.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Page:
     order: int
     routes: Sequence[BaseRoute]
     is_shown: Callable[[Services], bool] = lambda _: True
+    warm_up: Callable[[Services], Awaitable[object]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
