@@ -82,6 +82,7 @@ def become(
     *,
     name: str | None = None,
     project: str | None = None,
+    is_session: bool = False,
 ) -> None:
     """Replaces this process by the command on these GPUs. Returns only by raising CannotBecome.
 
@@ -89,17 +90,18 @@ def become(
 
     Args:
         name, project: what it is called there; without a project that of the folder.
+        is_session: it is a session there (``gpuherd session``).
         inherited: the descriptors that we inherited; of all others the command gets only the leases.
         threads: CPU threads for numeric libraries, unless the user has set a number.
     """
     environment = without(os.environ) | visible_environment(taken.gpus)
     if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
-    _record(argv, taken, name, project)
+    _record(argv, taken, name, project, is_session=is_session)
     replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})
 
 
-def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | None) -> None:
+def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | None, *, is_session: bool) -> None:
     """Leaves the process that records the use of these GPUs, unless none are leased."""
     process = identify(os.getpid())
     if not taken.leases or process is None:
@@ -108,17 +110,17 @@ def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | 
     from gpuherd.ledger.records import Kind, Use
     from gpuherd.ledger.watcher import leave_watcher
 
-    now = clock.wall()
+    now, kind = clock.wall(), Kind.SESSION if is_session else Kind.RUN
     with suppress(OSError):  # a folder that was removed
         project = project or Path.cwd().name or None
     leave_watcher(
         [
             Use(
-                id=f"run/{process.boot[:8]}/{process.pid}-{process.start_ticks}/{position}",
+                id=f"{kind}/{process.boot[:8]}/{process.pid}-{process.start_ticks}/{position}",
                 uid=os.geteuid(),
                 gpu=gpu.uuid,
                 label=gpu.label,
-                kind=Kind.RUN,
+                kind=kind,
                 job=name,
                 project=project,
                 command=command_name(argv),
