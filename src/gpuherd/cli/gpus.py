@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gpuherd.gpus.idle import Check
+    from gpuherd.gpus.idle_held import IdleGpu
     from gpuherd.gpus.leases import Holder
     from gpuherd.gpus.query import GpuReader
     from gpuherd.gpus.state import Gpu, Machine
+    from gpuherd.jobs.monitor.idle import IdleGpus
     from gpuherd.jobs.monitor.status import LeftOut
     from gpuherd.jobs.run_dir import RunDirectory
     from gpuherd.jobs.scheduler.limits import Allowance
 
 GPUS = """\
-Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free or why not.
+Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free or why not. A GPU whose memory
+is held for long without computing is shown as idle, with its user.
 
 examples:
   gpuherd gpus                 a table
@@ -61,7 +64,8 @@ def add_gpus(parser: Parser) -> None:
 @dataclass(frozen=True)
 class GpuRow:
     """A GPU and what is known of it. ``visible``: the environment shows it to jobs that are started from here;
-    ``excluded``: the machine's policy forbids gpuherd to use it; ``left_out``: queues that leave it out for a while."""
+    ``excluded``: the machine's policy forbids gpuherd to use it; ``left_out``: queues that leave it out for a while;
+    ``idle``: it is held, and has not been used for long."""
 
     gpu: Gpu
     check: Check
@@ -69,6 +73,7 @@ class GpuRow:
     visible: bool
     excluded: bool = False
     left_out: tuple[LeftOut, ...] = ()
+    idle: IdleGpu | None = None
 
     @property
     def free(self) -> bool:
@@ -95,15 +100,16 @@ class MachineView:
 def run_gpus(args: argparse.Namespace) -> int:
     """Prints the table or JSON once, or by ``--watch`` until Ctrl-C."""
     from gpuherd.gpus.query import GpuReader
+    from gpuherd.jobs.monitor.idle import IdleGpus
 
     threshold_mb = build(ViewOptions, args).gpu_memory_threshold
     queues = _queues(args)
-    driver = GpuReader()
+    driver, idle = GpuReader(), IdleGpus(threshold_mb=threshold_mb)
     indent = 2 if args.watch is None else None
     return print_view(
         args,
-        lambda: [json.dumps(as_json(look(driver, threshold_mb, queues)), indent=indent)],
-        lambda: [as_table(look(driver, threshold_mb, queues))],
+        lambda: [json.dumps(as_json(look(driver, threshold_mb, idle, queues)), indent=indent)],
+        lambda: [as_table(look(driver, threshold_mb, idle, queues))],
     )
 
 
@@ -123,8 +129,8 @@ def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
     return named if own.root in [run.root for run in named] else (own, *named)
 
 
-def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> MachineView:
-    """Queries the driver, the leases, the settings and the queues."""
+def look(driver: GpuReader, threshold_mb: int, idle: IdleGpus, queues: Sequence[RunDirectory] = ()) -> MachineView:
+    """Queries the driver, the leases, the settings and the queues. ``idle`` remembers the looks before."""
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
     from gpuherd.gpus.leases import LeaseFolder
@@ -141,6 +147,7 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
     held = 0 if leases is None else len(leases.held_by(os.geteuid()))
     visible = {gpu.uuid for gpu in visible_in(machine.gpus, os.environ)}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
+    idle_for = idle.look(machine.gpus)
     rows = tuple(
         GpuRow(
             gpu=gpu,
@@ -149,6 +156,7 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
             visible=gpu.uuid in visible or not visible.isdisjoint(gpu.mig_instances),
             excluded=is_named(gpu, limits.excluded),
             left_out=tuple(by_uuid[gpu.uuid] for by_uuid in left_out if gpu.uuid in by_uuid),
+            idle=idle_for.get(gpu.uuid),
         )
         for gpu in machine.gpus
     )
@@ -201,11 +209,11 @@ def as_json(view: MachineView) -> dict[str, Any]:
             "changes_at": view.limits.changes_at,
             "warnings": list(view.warnings),
         },
-        "gpus": [_row_as_json(row) for row in view.rows],
+        "gpus": [_row_as_json(row, view.at) for row in view.rows],
     }
 
 
-def _row_as_json(row: GpuRow) -> dict[str, Any]:
+def _row_as_json(row: GpuRow, now: float) -> dict[str, Any]:
     gpu = asdict(row.gpu)
     for peer, values in zip(row.gpu.peers, gpu["peers"], strict=True):
         values["proximity"] = peer.proximity.name.lower()
@@ -219,8 +227,24 @@ def _row_as_json(row: GpuRow) -> dict[str, Any]:
         "excluded": row.excluded,
         "left_out": [{"queue": each.queue, "until": each.until, "reason": each.reason} for each in row.left_out],
         "lease": holder,
+        "idle": None if row.idle is None else _idle_as_json(row.idle, now),
         "free": row.free,
         "reason": row.check.reason or _why_not(row),
+    }
+
+
+def _idle_as_json(idle: IdleGpu, now: float) -> dict[str, Any]:
+    holders = [
+        {"pid": each.pid, "user": each.user, "command": each.command, "memory_mb": each.memory_mb}
+        for each in idle.holders
+    ]
+    return {
+        "since": now - idle.idle_s,
+        "idle_s": idle.idle_s,
+        "used_mb": idle.used_mb,
+        "cpu_cores": idle.cores,
+        "holders": holders,
+        "sentence": idle.sentence,
     }
 
 
@@ -314,6 +338,8 @@ def _state(row: GpuRow, now: float) -> Text:
         text.append(f"unusable: {row.gpu.problem}", style="red")
     elif row.free:
         text.append("free", style="green")
+    elif row.idle is not None:
+        text.append(row.idle.sentence, style="yellow")
     elif not row.check.free:
         text.append(f"busy: {row.check.reason}", style="yellow")
     elif row.excluded:
@@ -326,7 +352,7 @@ def _state(row: GpuRow, now: float) -> Text:
         unused = ", and nobody uses it now" if row.check.free else ""
         text.append(("\n" if text else "") + row.holder.sentence(now) + unused, style="cyan")
     for process in row.gpu.processes:
-        if row.check.reason == describe(process):
+        if row.idle is not None or row.check.reason == describe(process):
             continue  # shown already, as the reason
         memory = "N/A" if process.memory_mb is None else f"{process.memory_mb} MB"
         kind = "" if process.compute else ", display"

@@ -41,6 +41,8 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
     nested: dict[str, argparse._SubParsersAction[Parser]] = {}
     for name in commands:
         group, _, tool = name.partition(" ")
+        if COMMANDS[name].is_apart and group in commands:
+            continue
         if tool and group not in nested:
             owner = subparsers.choices.get(group) or subparsers.add_parser(group)
             nested[group] = owner.add_subparsers(title="commands on results", dest="tool", parser_class=Parser)
@@ -53,7 +55,7 @@ def _add_command(subparsers: argparse._SubParsersAction[Parser], name: str) -> N
     from gpuherd.engines.registry import specs
 
     module = importlib.import_module(f"gpuherd.cli.{COMMANDS[name].module}")
-    word = name.replace(" ", "_")
+    word = name.replace(" ", "_").replace("-", "_")
     before, heading, rest = getattr(module, word.upper()).partition("examples:\n")
     end = rest.find("\n\n") + 1 or len(rest)
     examples = rest[:end] + "".join(spec.examples.get(name, "") for spec in specs())

@@ -138,6 +138,7 @@ class Dispatcher(Loop):
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
             self._orphans.sweep([*running, *prefork.traces], now)
         self._preemption.give_way(self._gpus.keep_time(now, may_start=self.stop_level is StopLevel.GO_ON), now)
+        self._preemption.end_idleness(self._gpus.fetch_idle_actions(), now)
         if self._ledger_fd is None and (fd := self._gpus.ledger.ends_fd) is not None:
             self._ledger_fd = fd
             self._selector.register(fd, selectors.EVENT_READ)

@@ -176,6 +176,7 @@ class Policy:
     hours: Hours = Hours()
     exclude_gpus: tuple[str, ...] = ()
     idle_lease_s: float = IDLE_LEASE_S
+    idle_after_s: float | None = None
     path: Path | None = None
 
     def max_gpus(self, user: str) -> int | None:
@@ -193,6 +194,7 @@ class Settings:
     policy: Policy = Policy()
     warnings: tuple[str, ...] = ()
     path: Path | None = None
+    own_idle_after_s: float | None = None
 
     def fill(self, args: Namespace, config_type: type) -> None:
         """Puts defaults where the command line (``gpuherd.options``) leaves an option of this dataclass open.
@@ -209,6 +211,14 @@ class Settings:
         for name in names:
             if name in self.defaults and name not in strange and not hasattr(args, name):
                 setattr(args, name, self.defaults[name])
+
+    @property
+    def idle_after_s(self) -> float:
+        """After so many seconds a GPU that is held without being used is shown as idle: the user's own setting comes
+        before the machine's."""
+        from gpuherd.gpus.idle_held import IDLE_AFTER_S  # here: few commands show GPUs
+
+        return self.own_idle_after_s or self.policy.idle_after_s or IDLE_AFTER_S
 
     @property
     def engine(self) -> str:
@@ -238,9 +248,10 @@ def load() -> Settings:
         return Settings(policy=policy, warnings=warnings)
     if text is None:
         return Settings(policy=policy, warnings=warnings)
-    top = _Table(parse(text, path, "you"), path, "", ("defaults", "limits", "notify"))
+    top = _Table(parse(text, path, "you"), path, "", ("defaults", "limits", "notify", "idle"))
     limits = top.table("limits", ("max_gpus", "quiet_hours", "quiet_max_gpus"))
     notify = top.table("notify", ("command", "webhook"))
+    idle = top.table("idle", ("after",))
     defaults = _defaults(top.table("defaults", None))
     notices = {"notify_command": notify.get("command"), "webhook": notify.get("webhook")}
     return Settings(
@@ -250,6 +261,7 @@ def load() -> Settings:
         policy=policy,
         warnings=warnings,
         path=path,
+        own_idle_after_s=idle.get("after", duration_s),
     )
 
 
@@ -336,7 +348,7 @@ class _Table:
 
 
 def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
-    top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir"))
+    top = _Table(tables, path, "", ("limits", "users", "idle", "exclude_gpus", "idle_lease", "lease_dir"))
     limits = top.table("limits", ("max_gpus_per_user", "quiet_hours", "quiet_max_gpus"))
     users = top.table("users", None)
     of_user = {name: users.table(name, ("max_gpus",)).get("max_gpus", count) for name in users.values}
@@ -353,6 +365,7 @@ def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
         hours=_hours(limits),
         exclude_gpus=tuple(name for names in excluded for name in names.split(",")),
         idle_lease_s=IDLE_LEASE_S if idle_lease is None else idle_lease,
+        idle_after_s=top.table("idle", ("after",)).get("after", duration_s),
         path=path,
     )
 

@@ -1,8 +1,8 @@
 """The dispatcher's GPUs: when to query them, which may be used, and the leases of those that several jobs share.
 
 Joins the state of the GPUs (``watch``) with GPUs left out because jobs fail on them (``health``), memory promised on
-shared ones (``scheduler.memory``), and contention with other users (``usage``). ``scheduler.policy`` decides which job
-gets which GPU.
+shared ones (``scheduler.memory``), contention with other users (``usage``), and jobs that don't use their GPUs
+(``idle_jobs``). ``scheduler.policy`` decides which job gets which GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import GpuHealth
+from gpuherd.jobs.gpu.idle_jobs import IdleAction, JobIdleRows, JobLook, idle_actions, is_used
 from gpuherd.jobs.gpu.recording import AttemptLedger
 from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, contention_actions
 from gpuherd.jobs.gpu.watch import GpuWatch
@@ -65,6 +66,8 @@ class GpuManager:
         self._health = health
         self._shared: dict[str, Lease] = {}
         self._sightings: Sightings = {}
+        self._idle_rows: JobIdleRows = {}
+        self._idle_actions: tuple[IdleAction, ...] = ()
         self._notices: tuple[str, ...] = ()
         self._overuse_reported: set[str] = set()
         self._wanted = False
@@ -145,10 +148,17 @@ class GpuManager:
             return ()
         if self._supervisor.gpus:
             self._ours_at = now + WATCH_EVERY_S
-            return self._look_at_ours(now)
+            actions = self._look_at_ours(now)
+            self._look_for_idle(now)
+            return actions
         self._ours_at = now + SAMPLE_EVERY_S if self._wanted else None
         self.ledger.look((), {}, now, clock.wall(), waits=self._wanted)
         return ()
+
+    def fetch_idle_actions(self) -> tuple[IdleAction, ...]:
+        """The actions on jobs that don't use their GPUs, once each."""
+        actions, self._idle_actions = self._idle_actions, ()
+        return actions
 
     def started(self, now: float) -> None:
         """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
@@ -185,6 +195,28 @@ class GpuManager:
             quiet_s=self.watch.quiet_s,
         )
         return actions
+
+    def _look_for_idle(self, now: float) -> None:
+        """By the look that was just made at our GPUs."""
+        if self._options.idle_after is None:
+            self._idle_rows = {}
+            return
+        gpus = {gpu.uuid: gpu for gpu in self.watch.gpus}
+        looks = [
+            JobLook(
+                attempt.record.id,
+                clean(attempt.record.title),
+                attempt.record.labels,
+                is_used(gpus, attempt.record.gpus),
+                bool(attempt.paused),
+            )
+            for attempt in self._supervisor.running.values()
+            if attempt.record.gpus and attempt.kill_at is None
+        ]
+        options = self._options
+        self._idle_actions, self._idle_rows = idle_actions(
+            options.on_idle, options.idle_after, self._idle_rows, looks, now
+        )
 
     def _note_use(self, now: float) -> tuple[Stranger, ...]:
         self._seen_at = now
