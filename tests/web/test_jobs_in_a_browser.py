@@ -67,6 +67,12 @@ def test_jobs_are_paused_by_button_while_the_list_changes_under_the_hand(
     page.wait_for_selector("#said .good")
     assert page.locator("#said").inner_text() == "to be tried again: bad"
     page.wait_for_selector("#job-2 .state-waiting", timeout=20_000)
+    # The button that has the focus has become another one, in word and deed.
+    assert page.evaluate("document.activeElement.textContent") == "Pause"
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#job-2 .state-paused", timeout=20_000)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#job-2 .state-waiting", timeout=20_000)
     page.get_by_role("button", name="Resume ticked").click()
     page.wait_for_selector("#job-5 .state-waiting", timeout=20_000)
     page.on("dialog", lambda dialog: dialog.accept())
