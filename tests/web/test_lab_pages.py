@@ -136,10 +136,10 @@ def test_reservations_without_gpus_say_why() -> None:
         assert 'id="reserve"' not in page
 
 
-@pytest.mark.parametrize("week", ["x", "0001-01-01", "2026-11-23%00", "../x"])
-def test_a_week_that_there_is_not_is_refused(week: str) -> None:
+@pytest.mark.parametrize("day", ["x", "0001-01-01", "2026-11-23%00", "../x"])
+def test_a_day_that_there_is_not_is_refused(day: str) -> None:
     with visiting() as visitor:
-        visitor.get(f"/reservations?week={week}", 400)
+        visitor.get(f"/reservations?from={day}", 400)
 
 
 # ---- other machines --------------------------------------------------------------------------------------------------
