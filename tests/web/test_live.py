@@ -132,7 +132,7 @@ def test_feeds_that_nobody_asks_for_are_dropped(monkeypatch: pytest.MonkeyPatch)
 def test_only_what_has_changed_is_sent(readers: ThreadPoolExecutor) -> None:
     def value(number: int) -> str:
         if number == 1:
-            raise UsageError("a moment without the driver")
+            raise UsageError("a moment without the <driver>")
         return "early" if number < 3 else "late"
 
     read, _ = counting(value)
@@ -142,11 +142,13 @@ def test_only_what_has_changed_is_sent(readers: ThreadPoolExecutor) -> None:
 
     async def take() -> list[Sequence[Fragment]]:
         parts = changes(Feed(read, 0.0, readers), render)
-        return [await anext(parts), await anext(parts)]
+        return [await anext(parts) for _ in range(4)]
 
-    first, second = asyncio.run(take())
+    first, failed, well, last = asyncio.run(take())
     assert [part.id for part in first] == ["head", "body"]
-    assert second == [Fragment("body", "late")]
+    assert failed == [Fragment("connection", "Not up to date: a moment without the &lt;driver&gt;")]
+    assert well == [Fragment("connection", "")]
+    assert last == [Fragment("body", "late")]
 
 
 class Client:

@@ -27,12 +27,13 @@ from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.standin.machine import SimulatedMachine
 from gpuherd.web import serve
 from gpuherd.web.machine_data import MachineReader, MachineView
+from gpuherd.web.peers import user_at
 from gpuherd.web.serve import ServeOptions, WebServer, check, read_password
 
 PASSWORD = "correct horse battery"
 EVERYWHERE = {
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "x-frame-options": "DENY",
     "cross-origin-opener-policy": "same-origin",
 }
@@ -196,6 +197,37 @@ def test_two_of_the_same_kind_of_header_are_refused(page: Serving) -> None:
     with socket.create_connection(("127.0.0.1", page.port), timeout=20) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n")
         assert client.recv(4096)[9:12] in (b"400", b"421")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_machine_gets_nothing_even_with_the_link(page: Serving) -> None:
+    cookie = logged_in(page)
+    program = (
+        "import http.client, sys\n"
+        "connection = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]), timeout=20)\n"
+        "connection.request('GET', sys.argv[2], headers={'Cookie': sys.argv[3]})\n"
+        "answer = connection.getresponse()\n"
+        "print(answer.status, answer.read().decode())"
+    )
+    for path in (f"/?token={page.token}", "/"):
+        words = ["/usr/bin/env", "python3", "-c", program, str(page.port), path, cookie]
+        shown = subprocess.run(words, user=65_533, capture_output=True, text=True, timeout=60, cwd="/")
+        assert shown.stdout.startswith("403 this page belongs to another user"), shown.stderr
+    assert ask(page.port, Cookie=cookie).status == 200
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_the_kernel_names_the_user_at_the_other_end(family: socket.AddressFamily, address: str) -> None:
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((address, 0))
+        except OSError:
+            pytest.skip(f"there is no {address} here")
+        listener.listen()
+        with socket.create_connection(listener.getsockname()[:2]) as client:
+            assert user_at(client.getsockname()[:2], client.getpeername()[:2]) == os.geteuid()
+    assert user_at((address, 1), (address, 2)) is None
+    assert user_at(("nonsense", 1), (address, 2)) is None
 
 
 # ---- other ways to listen --------------------------------------------------------------------------------------------

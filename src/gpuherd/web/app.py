@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pkgutil
 import time
@@ -69,11 +70,15 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.services = Services(Feeds(), Streams(), found, user, machine, runs, hosts or Hosts())
+        services = app.state.services = Services(Feeds(), Streams(), found, user, machine, runs, hosts or Hosts())
+        warming = asyncio.gather(
+            *(page.warm_up(services) for page in found if page.warm_up is not None), return_exceptions=True
+        )
         yield
-        app.state.services.hosts.close()
-        app.state.services.streams.end()
-        app.state.services.feeds.close()
+        warming.cancel()
+        services.hosts.close()
+        services.streams.end()
+        services.feeds.close()
 
     way_in = _WayIn(rules, secure)
     return Starlette(

@@ -11,16 +11,16 @@ Knows nothing of GPUs, queues or HTML.
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from gpuherd.errors import GpuherdError
+from gpuherd.errors import GpuherdError, clean
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -36,6 +36,8 @@ _MOST_FEEDS = 64
 MOST_STREAMS = 100
 # A comment is sent so often when nothing has changed, so that proxies don't close the connection.
 _BEAT_S = 15.0
+# The id of the line of a page that says whether it is up to date (``templates/base.html``).
+CONNECTION = "connection"
 
 
 class ReadTimeout(GpuherdError):
@@ -153,15 +155,18 @@ class Feeds:
 
 
 async def changes(feed: Feed[T], render: Render[T]) -> AsyncIterator[Sequence[Fragment]]:
-    """The fragments of each look that differ from those before; first all of them. A read that fails changes nothing:
-    the page that is open shows the last state, and says how old it is."""
-    shown: dict[str, str] = {}
+    """The fragments of each look that differ from those before; first all of them. While reading fails, the page keeps
+    what it shows, and its line ``CONNECTION`` says why it is not up to date."""
+    shown: dict[str, str] = {CONNECTION: ""}
     while True:
-        with suppress(GpuherdError, OSError):
-            changed = [part for part in feed.rendered(await feed.latest(), render) if shown.get(part.id) != part.html]
-            if changed:
-                shown.update((part.id, part.html) for part in changed)
-                yield changed
+        try:
+            parts = (*feed.rendered(await feed.latest(), render), Fragment(CONNECTION, ""))
+        except (GpuherdError, OSError) as problem:
+            parts = (Fragment(CONNECTION, f"Not up to date: {html.escape(clean(str(problem)))}"),)
+        changed = [part for part in parts if shown.get(part.id) != part.html]
+        if changed:
+            shown.update((part.id, part.html) for part in changed)
+            yield changed
         await feed.wait_for_next()
 
 

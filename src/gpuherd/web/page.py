@@ -7,7 +7,7 @@ In templates all text is escaped, and characters that steer a terminal or the di
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,7 @@ class Page:
         order: its place there; the lowest comes first.
         routes: of this page and of what belongs to it (events, forms).
         is_shown: whether it has a place in the navigation of this server.
+        warm_up: called when the server starts, so that the first reader need not wait for a driver to start.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Page:
     order: int
     routes: Sequence[BaseRoute]
     is_shown: Callable[[Services], bool] = lambda _: True
+    warm_up: Callable[[Services], Awaitable[object]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +127,12 @@ def render_fragment(template: str, **context: Any) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of style or script: served from memory, so that no path leads anywhere else."""
+    """A file of style or script: served from memory, so that no path leads anywhere else. ``version``: digits that
+    change with the content."""
 
     content: bytes
     media_type: str
-
-    @property
-    def version(self) -> str:
-        """Digits that change with the content."""
-        return hashlib.sha256(self.content).hexdigest()[:12]
+    version: str
 
 
 @cache
@@ -141,7 +140,11 @@ def assets() -> Mapping[str, Asset]:
     """The files of ``assets/`` by name, and the style of the reports."""
     types = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".LICENSE": "text/plain"}
     files = [_SHARED_STYLE, *sorted((_HERE / "assets").iterdir())]
-    return {path.name: Asset(path.read_bytes(), types[path.suffix]) for path in files if path.suffix in types}
+    found = {path: path.read_bytes() for path in files if path.suffix in types}
+    return {
+        path.name: Asset(content, types[path.suffix], hashlib.sha256(content).hexdigest()[:12])
+        for path, content in found.items()
+    }
 
 
 @cache

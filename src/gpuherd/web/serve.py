@@ -32,6 +32,7 @@ from gpuherd.web.access import Rules
 from gpuherd.web.app import create_app
 from gpuherd.web.hosts import Hosts
 from gpuherd.web.machine_data import machine_name
+from gpuherd.web.peers import user_at
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -43,6 +44,10 @@ _MOST_CONNECTIONS = 256
 # Seconds in which a client has to send a whole request.
 REQUEST_S = 10.0
 _KEEP_ALIVE_S = 15
+_OF_ANOTHER_USER = (
+    b"HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain\r\ncontent-length: 68\r\nconnection: close\r\n\r\n"
+    b"this page belongs to another user; start your own with: gpuherd web\n"
+)
 _SHORTEST_PASSWORD = 12
 _MOST_PASSWORD_BYTES = 4096
 
@@ -292,8 +297,13 @@ def _is_worth_telling(record: logging.LogRecord) -> bool:
     return "without completing response" not in record.getMessage() and "graceful shutdown" not in record.getMessage()
 
 
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
 class _Protocol(H11Protocol):
-    """Closes a connection that does not send a whole request in time, and those that are too many."""
+    """Closes connections of other users of this machine, those that are too many, and those that don't send a whole
+    request in time."""
 
     _waiting: asyncio.TimerHandle | None = None
 
@@ -301,10 +311,22 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > 2 * _MOST_CONNECTIONS:
             transport.abort()
-            return
-        self._wait()
+        elif self._is_of_another_user():
+            transport.write(_OF_ANOTHER_USER)
+            transport.close()
+        else:
+            self._wait()
+
+    def _is_of_another_user(self) -> bool:
+        """Whether a user of this machine other than ours and root has connected. Unknown users need the token alone."""
+        if self.server is None or self.client is None or self.server[1] is None or not _is_loopback(self.server[0]):
+            return False
+        uid = user_at(self.client, (self.server[0], self.server[1]))
+        return uid is not None and uid not in (0, os.geteuid())
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         super().data_received(data)
         if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
             self._stop_waiting()  # the request is there

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from gpuherd.web.bars import bars_of
 from gpuherd.web.live import EventStream, Feed, Fragment, Look, changes
 from gpuherd.web.machine_data import DayUse, GpuState, MachineReader, MachineView, read_days
-from gpuherd.web.page import Page, render, render_fragment, services
+from gpuherd.web.page import Page, Services, render, render_fragment, services
 
 EVERY_S = 2.0
 DAYS, DAYS_EVERY_S = 30, 300.0
@@ -31,21 +31,22 @@ def _reader() -> MachineReader:
     return MachineReader()
 
 
-def feed_of(request: Request) -> Feed[MachineView]:
+def feed_of(known: Services) -> Feed[MachineView]:
     """The look at the machine that all requests share."""
-    return services(request).feeds.of("machine", _reader().read, EVERY_S)
+    return known.feeds.of("machine", lambda: _reader().read(), EVERY_S)
 
 
 async def show(request: Request) -> Response:
     """The page as it is now."""
-    feed = feed_of(request)
+    feed = feed_of(services(request))
     parts = {part.id: Markup(part.html) for part in feed.rendered(await feed.latest(), fragments)}  # noqa: S704
     return render(request, "machine.html", title="Machine", live="/machine/events", parts=parts, days=DAYS)
 
 
 async def events(request: Request) -> ASGIApp:
     """What changes on it."""
-    return EventStream(services(request).streams, changes(feed_of(request), fragments))
+    known = services(request)
+    return EventStream(known.streams, changes(feed_of(known), fragments))
 
 
 def fragments(look: Look[MachineView]) -> Sequence[Fragment]:
@@ -59,10 +60,10 @@ def fragments(look: Look[MachineView]) -> Sequence[Fragment]:
 async def history(request: Request) -> Response:
     """The last days: a part of the page, or a page of its own where there are no scripts."""
     feed: Feed[tuple[DayUse, ...]] = services(request).feeds.of("days", lambda: read_days(DAYS), DAYS_EVERY_S)
-    context = {"bars": bars_of((await feed.latest()).value), "days": DAYS}
+    bars = bars_of((await feed.latest()).value)
     if "hx-request" in request.headers:
-        return HTMLResponse(render_fragment("machine_days.html", **context))
-    return render(request, "machine_history.html", title=f"The last {DAYS} days", **context)
+        return HTMLResponse(render_fragment("machine_days.html", bars=bars, days=DAYS))
+    return render(request, "machine_history.html", title=f"The last {DAYS} days", bars=bars, days=DAYS)
 
 
 PAGE = Page(
@@ -70,4 +71,5 @@ PAGE = Page(
     "Machine",
     0,
     (Route("/", show), Route("/machine/events", events), Route("/machine/history", history)),
+    warm_up=lambda known: feed_of(known).latest(),
 )
