@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, Command] = {
     "reserve": Command("reserve", "reserve GPUs for a time to come"),
     "reserve list": Command("reserve", "list the reservations of this machine"),
     "reserve cancel": Command("reserve", "give a reservation back"),
+    "usage": Command("usage", "who used the GPUs, for what, and how much"),
     "status": Command("status", "show the state of a run: what runs, waits, failed, and why"),
     "logs": Command("status", "print the log of a job, or follow it"),
     "top": Command("status", "GPUs, jobs and logs on the full screen"),
@@ -57,6 +58,8 @@ COMMANDS: Mapping[str, Command] = {
     "drain": Command("queue", "finish running jobs, start nothing new"),
     "set": Command("queue", "change the options of a run while it is active"),
     "simulate": Command("simulate", "predict how jobs would run on given machines"),
+    "record": Command("usage", "record who uses the GPUs, also without gpuherd"),
+    "setup-machine": Command("usage", "one ledger for all users of the machine (root, once)"),
     "doctor": Command("doctor", "check whether this machine is ready"),
     "completion": Command("completion", "print a shell completion script"),
 }
