@@ -30,6 +30,7 @@ if plan["uid"] is not None:
     # All that is imported late must be in before: another user may not be let into our folder of Python.
     import difflib, encodings.ascii, getpass, hashlib, psutil, pwd, statistics, tempfile
     import gpuherd.gpus.query, gpuherd.jobs.gpu.watch
+    import tomllib
     from gpuherd.standin import driver
     driver.load()
     os.setgroups([]), os.setgid(plan["uid"]), os.setuid(plan["uid"])

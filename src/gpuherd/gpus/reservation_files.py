@@ -133,15 +133,16 @@ class ReservationFolder:
         found = read_owned(path, _MOST_BYTES + 1)
         reservation = None
         if found is not None and found[0] == uid and len(found[1]) <= _MOST_BYTES:
-            reservation = parse(found[1], name.removesuffix(_ENDING), uid, state.st_ctime_ns / 1e9)
+            reservation = parse(found[1], name.removesuffix(_ENDING), uid, state.st_ctime)
         return _File(identity, reservation)
 
     def _with_use(self, each: Reservation) -> Reservation:
         with suppress(OSError):
             state = (self.path / f"{each.id}{_MARK}").lstat()
-            # It was touched when it was made.
-            if state.st_uid == each.uid and stat.S_ISREG(state.st_mode) and state.st_ctime >= each.since:
-                return replace(each, used=state.st_ctime)
+            # It was made just before the reservation, which is no use of it.
+            used = state.st_ctime if state.st_ctime > each.made else 0.0
+            if state.st_uid == each.uid and stat.S_ISREG(state.st_mode) and used >= each.since:
+                return replace(each, used=used)
         return each
 
     # --- writing --------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,8 @@ from gpuherd.units import counted, duration
 
 # So many others may be faster before it is given up.
 _TRIES = 5
+# The kernel's times of files have ticks: what is written after this one has a later time than ours.
+_TICK_S = 0.02
 # What was meant as "now" is a moment ago when it is checked.
 _JUST_NOW_S = 60.0
 # Of one user's reservations that have not ended; ended ones are kept for the calendar.
@@ -141,6 +144,7 @@ def make(request: Request, gpus: Sequence[Gpu], settings: Settings, now: float) 
         chosen = choose_gpus(request, gpus, standings_now(settings.policy, now, folder), settings, uid=uid, now=now)
         name = clean(request.name)[:LONGEST_NAME]
         made = folder.add([gpu.uuid for gpu in chosen], request.since, request.until, name)
+        time.sleep(_TICK_S)
         for each in standings_now(settings.policy, now, folder):
             if each.reservation.id == made.id and each.problem is None:
                 return each, folder
