@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,6 @@ examples:
 _DEFAULT_DAYS = 30
 _BARS = "▏▎▍▌▋▊▉█"
 _BAR_CELLS = 20
-# A spreadsheet takes what begins like this for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LATE_S = 2.0
 
 
@@ -115,7 +112,9 @@ def run_usage(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_as_json(found, args.by, since, until, ledger))
     elif args.csv:
-        _print_csv(found, args.by)
+        from gpuherd.ledger.figures import csv_of
+
+        sys.stdout.write(csv_of(found, args.by))
     else:
         _print_table(found, args.by, since, until, ledger)
     return ExitCode.OK
@@ -160,43 +159,9 @@ def _span(args: argparse.Namespace, now: datetime) -> tuple[float, float]:
 # ---- forms -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """The sums in the units that people read. None for what was not measured."""
-
-    gpu_hours: float
-    computing_gpu_hours: float | None
-    idle_gpu_hours: float | None
-    computing_share: float | None
-    energy_kwh: float | None
-    mean_mb: float | None
-    peak_mb: int | None
-    uses: int
-    going_on: int
-    reported_only_gpu_hours: float
-
-    @staticmethod
-    def of(total: Total) -> _Figures:
-        measured = total.measured_s > 0
-        return _Figures(
-            gpu_hours=round(total.held_s / 3600, 4),
-            computing_gpu_hours=round(total.computing_s / 3600, 4) if measured else None,
-            idle_gpu_hours=round(max(0.0, total.measured_s - total.computing_s) / 3600, 4) if measured else None,
-            computing_share=None if total.computing is None else round(total.computing, 4),
-            energy_kwh=None if total.energy_j is None else round(total.energy_j / 3.6e6, 4),
-            mean_mb=None if total.mean_mb is None else round(total.mean_mb, 1),
-            peak_mb=total.peak_mb,
-            uses=total.uses,
-            going_on=total.going_on,
-            reported_only_gpu_hours=round(total.reported_only_s / 3600, 4),
-        )
-
-    def values(self) -> dict[str, Any]:
-        """By name."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
 def _as_json(found: Usage, by: str, since: float, until: float, ledger: Ledger | None) -> dict[str, Any]:
+    from gpuherd.ledger.figures import Figures
+
     return {
         "since": since,
         "until": until,
@@ -204,20 +169,9 @@ def _as_json(found: Usage, by: str, since: float, until: float, ledger: Ledger |
         "ledger": None if ledger is None else str(ledger.folder),
         "shared": ledger is not None and ledger.shared,
         "skipped_lines": 0 if ledger is None else sum(ledger.skipped.values()),
-        "rows": [{by: row.key, "share": round(row.share, 6)} | _Figures.of(row.total).values() for row in found.rows],
-        "total": _Figures.of(found.total).values(),
+        "rows": [{by: row.key, "share": round(row.share, 6)} | Figures.of(row.total).values() for row in found.rows],
+        "total": Figures.of(found.total).values(),
     }
-
-
-def _print_csv(found: Usage, by: str) -> None:
-    import csv
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([by, "share", *_Figures.__dataclass_fields__])
-    for row in found.rows:
-        key = f"'{row.key}" if row.key.startswith(_FORMULA) else row.key
-        values = _Figures.of(row.total).values().values()
-        writer.writerow([key, round(row.share, 6), *("" if value is None else value for value in values)])
 
 
 def _print_table(found: Usage, by: str, since: float, until: float, ledger: Ledger | None) -> None:
