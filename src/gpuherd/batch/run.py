@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.batch.options import RunOptions
 from gpuherd.engines.local.process import THREAD_VARIABLES
+from gpuherd.engines.process_tree import identify
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.gpus.visible import without
@@ -74,18 +75,61 @@ def find_program(word: str, path: str | None = None) -> str:
 
 
 def become(
-    program: str, argv: Sequence[str], taken: Taken, inherited: Sequence[int], threads: int | None = None
+    program: str,
+    argv: Sequence[str],
+    taken: Taken,
+    inherited: Sequence[int],
+    threads: int | None = None,
+    *,
+    name: str | None = None,
+    project: str | None = None,
 ) -> None:
     """Replaces this process by the command on these GPUs. Returns only by raising CannotBecome.
 
+    A small process stays next to it, which records what it uses in the machine's ledger.
+
     Args:
+        name, project: what it is called there; without a project that of the folder.
         inherited: the descriptors that we inherited; of all others the command gets only the leases.
         threads: CPU threads for numeric libraries, unless the user has set a number.
     """
     environment = without(os.environ) | visible_environment(taken.gpus)
     if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+    _record(argv, taken, name, project)
     replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})
+
+
+def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | None) -> None:
+    """Leaves the process that records the use of these GPUs, unless none are leased."""
+    process = identify(os.getpid())
+    if not taken.leases or process is None:
+        return
+    from gpuherd.ledger.names import command_name
+    from gpuherd.ledger.records import Kind, Use
+    from gpuherd.ledger.watcher import leave_watcher
+
+    now = clock.wall()
+    with suppress(OSError):  # a folder that was removed
+        project = project or Path.cwd().name or None
+    leave_watcher(
+        [
+            Use(
+                id=f"run/{process.boot[:8]}/{process.pid}-{process.start_ticks}/{position}",
+                uid=os.geteuid(),
+                gpu=gpu.uuid,
+                label=gpu.label,
+                kind=Kind.RUN,
+                job=name,
+                project=project,
+                command=command_name(argv),
+                pid=process.pid,
+                since=now,
+                until=now,
+            )
+            for position, gpu in enumerate(taken.gpus)
+        ]
+    )
 
 
 def replace_process(

@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Command] = {
     "up": Command("queue", "work off your own queue in the background"),
     "down": Command("queue", "stop what gpuherd up has started"),
     "gpus": Command("gpus", "who uses which GPU, and which are free"),
+    "usage": Command("usage", "who used the GPUs, for what, and how much"),
     "status": Command("status", "show the state of a run: what runs, waits, failed, and why"),
     "why": Command("why", "why a job waits, whose turn it is, and when it starts"),
     "logs": Command("status", "print the log of a job, or follow it"),
@@ -54,6 +55,8 @@ COMMANDS: Mapping[str, Command] = {
     "drain": Command("queue", "finish running jobs, start nothing new"),
     "set": Command("queue", "change the options of a run while it is active"),
     "simulate": Command("simulate", "predict how jobs would run on given machines"),
+    "record": Command("usage", "record who uses the GPUs, also without gpuherd"),
+    "setup-machine": Command("usage", "one ledger for all users of the machine (root, once)"),
     "doctor": Command("doctor", "check whether this machine is ready"),
     "completion": Command("completion", "print a shell completion script"),
 }

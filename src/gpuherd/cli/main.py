@@ -53,7 +53,7 @@ def _add_command(subparsers: argparse._SubParsersAction[Parser], name: str) -> N
     from gpuherd.engines.registry import specs
 
     module = importlib.import_module(f"gpuherd.cli.{COMMANDS[name].module}")
-    word = name.replace(" ", "_")
+    word = name.replace(" ", "_").replace("-", "_")
     before, heading, rest = getattr(module, word.upper()).partition("examples:\n")
     end = rest.find("\n\n") + 1 or len(rest)
     examples = rest[:end] + "".join(spec.examples.get(name, "") for spec in specs())

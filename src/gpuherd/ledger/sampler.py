@@ -97,6 +97,18 @@ def sights(gpus: Iterable[Gpu]) -> list[Sight]:
     return found
 
 
+def lease_holders(uuids: Collection[str]) -> Mapping[str, str | None]:
+    """By UUID, the user whose gpuherd holds the GPU now."""
+    from gpuherd.errors import CannotWrite, UsageError
+    from gpuherd.gpus.leases import LeaseFolder
+
+    try:
+        folder = LeaseFolder.existing()
+    except (CannotWrite, UsageError):
+        return {}
+    return {} if folder is None else {uuid: holder.user for uuid, holder in folder.holders(uuids).items()}
+
+
 class Sampler:
     """Samples for one recorder, while it has its user's lock. ``close`` gives the lock up.
 
@@ -218,10 +230,11 @@ class Sampler:
         for sight in mine:
             uuid = sight.gpu.uuid
             part = part_of(sight.uid, users[uuid], count[sight.uid, uuid])
+            is_new = sight.id not in before
             meter = before.pop(sight.id, None) or self._first(sight, known.get(sight.id), now, wall)
             look = Look.of(sight.gpu, part=part, memory_mb=sight.memory_mb)
             self._meters[sight.id] = meter.advanced(mono=now, wall=wall, look=look)
-            if sight.id not in known and meter.use.span_s == 0 and held.get(uuid) == user_name(sight.uid):
+            if is_new and sight.id not in known and held.get(uuid) == user_name(sight.uid):
                 self._doubtful[sight.id] = now + _DOUBT_S
             self._watch(sight)
         doubtful = {name: until for name, until in self._doubtful.items() if now < until and name in self._meters}
