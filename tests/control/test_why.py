@@ -94,8 +94,8 @@ def test_who_is_before_a_job_and_when_it_starts(site: Site) -> None:
     assert 95 <= found["turn"]["starts_at"] - clock.wall() <= 130
     assert found["turn"]["before"] == {"uid 65533": 1}
     assert [user["uid"] for user in found["turn"]["waiting"]] == [BOB, 0]
-    (done,) = site.gpuherd("why", str(site.folder), "j0").stdout.splitlines()
-    assert done == "j0 does not wait, it is running"
+    (line,) = site.gpuherd("why", str(site.folder), "j0").stdout.splitlines()
+    assert line == "j0 does not wait, it is running"
 
 
 def test_gpus_and_status_say_who_waits(site: Site) -> None:

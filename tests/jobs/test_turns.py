@@ -13,6 +13,7 @@ import pytest
 
 from gpuherd.batch.options import RunOptions
 from gpuherd.batch.run import NoGpuFree, Waiter
+from gpuherd.gpus.lease_files import user_name
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.tickets import Need, TicketReader
 from gpuherd.gpus.turns import Load, Ticket, TurnRules, assign
@@ -21,6 +22,7 @@ from gpuherd.jobs.gpu.turns import GpuTurns, Lapses, SeenUse, line_now
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.settings import Policy, Settings, TurnPolicy
+from gpuherd.ledger import Kind, Recorder, Use
 from gpuherd.standin.machine import SimulatedMachine
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
@@ -209,6 +211,17 @@ def test_what_could_be_had_and_was_not_taken_is_not_kept_again() -> None:
     assert kept(720.0, 720.0)
 
 
+def test_what_was_taken_has_not_lapsed(machine: SimulatedMachine, bob: Callable[..., Path]) -> None:
+    bob()
+    found, gpu, now = turns({os.geteuid(): 36_000.0}), machine.uuid(0), clock.mono()
+    assert found.kept([gpu], (), now)
+    assert found.kept([], (), now + 5) == {}  # he has it
+    assert found.kept([gpu], (), now + 100), "he has given it back, and waits for the next"
+    assert found.kept([gpu], (), now + 200) == {}
+    assert found.kept([], (), now + 201) == {}
+    assert found.kept([gpu], (), now + 210) == {}, "he could have had it, and let it lapse"
+
+
 def test_what_is_kept_for_a_larger_job_has_not_lapsed() -> None:
     bob, me = Ticket("bob", uid=2, since=0.0, gpus=2, smallest=2), Ticket("me", uid=1, since=0.0)
     lapses, rules = Lapses(), TurnRules(grace_s=10.0)
@@ -261,3 +274,54 @@ def test_gpuherd_run_waits_for_its_turn_and_not_at_all_if_it_is_not_to_wait(
     assert not list(LeaseFolder.default().path.glob(f"{os.geteuid()}.*.ticket"))
     for each in (lease, *taken.leases):
         each.close()
+
+
+# --- with the ledger ------------------------------------------------------------------------------------------------
+
+
+def record(hours: float, uid: int) -> None:
+    """The ledger has it that this user has just used so many GPU-hours."""
+    recorder, now = Recorder(), clock.wall()
+    recorder.begin()
+    use = Use(
+        id=f"test-{uid}",
+        uid=uid,
+        gpu="GPU-0",
+        label="0",
+        kind=Kind.JOB,
+        since=now - 3600,
+        until=now - 1,
+        held_s=hours * 3600,
+    )
+    recorder.end([use])
+    recorder.close()
+
+
+def test_what_the_ledger_has_recorded_decides_whose_turn_it_is(
+    machine: SimulatedMachine, bob: Callable[..., Path]
+) -> None:
+    bob(gpus=2)
+    record(0.9, os.geteuid())
+    uuids = [machine.uuid(0), machine.uuid(1)]
+    found = GpuTurns(SETTINGS, LeaseFolder.default)
+    found.wait(NEED, clock.mono())
+    kept = found.kept(uuids, (), clock.mono())
+    assert set(kept.values()) == {"it is uid 65533's turn (0.0 GPU-hours of late, you 0.9)"}
+    assert len(kept) == 2
+
+
+def test_who_has_used_up_a_week_takes_nothing_and_is_told_until_when(machine: SimulatedMachine) -> None:
+    record(0.9, os.geteuid())
+    user = user_name(os.geteuid())
+    settings = Settings(policy=Policy(week_hours_of={user: 0.5}))
+    watch, now = free_watch(machine, settings)
+    allowed = watch.leases.allowance(())
+    assert allowed.max_gpus == 0
+    assert str(allowed.sentence).startswith(f"{user} may use 0.5 GPU-hours a week by this machine's policy, and has")
+    assert allowed.changes_at is not None
+    assert watch.leases.take(watch.gpus, "job", now) is None
+    with pytest.raises(NoGpuFree, match="GPU-hours a week"):
+        Waiter(RunOptions(num_gpus=1, max_checks=1, no_wait=True), lambda _: None, settings).take()
+    enough = Settings(policy=Policy(week_hours_of={user: 2.0}))
+    watch.leases.change(enough)
+    assert watch.leases.allowance(()).max_gpus is None

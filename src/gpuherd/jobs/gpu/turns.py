@@ -135,6 +135,10 @@ class Lapses:
             for uuid in given.to[ticket.key]
         }
 
+    def look(self, free: Collection[str]) -> None:
+        """Only these GPUs are free now: the others that were kept have been taken."""
+        self._kept = {uuid: kept for uuid, kept in self._kept.items() if uuid in free}
+
     def took(self, uid: int) -> None:
         """This user has taken a GPU."""
         self._until = {key: until for key, until in self._until.items() if key[0] != uid}
@@ -308,6 +312,7 @@ class GpuTurns:
         if not self._policy.enabled:
             return {}
         self._free = {uuid: self._free.get(uuid, now) for uuid in free}
+        self._lapses.look(free)
         if not free:
             return {}
         if now - self._read_at > (_STALE_S if self.others_wait else _STALE_ALONE_S):
