@@ -21,8 +21,13 @@ from gpuherd.gpus.machine_dir import ENVIRONMENT
 from gpuherd.gpus.reservation_files import ReservationFolder
 from gpuherd.gpus.reservations import ReservationLimits, ReservationRules, State
 from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
+from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.gpu.booking import CannotReserve, Request, choose_gpus
+from gpuherd.jobs.gpu.health import GpuHealth
+from gpuherd.jobs.gpu.manager import GpuManager
 from gpuherd.jobs.gpu.reserved import ReservedGpus, standings_now
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.scheduler.policy import decide
 from gpuherd.jobs.scheduler.types import GpuView, Reserved, WaitingJob
 from gpuherd.jobs.settings import NO_SETTINGS, Policy, Settings, load
@@ -447,3 +452,27 @@ def test_without_reservations_a_look_costs_next_to_nothing() -> None:
         seen.look(0.0, 2.0 * second)
         assert seen.views(views, 0.0) == views
     assert time.process_time() - began < 1.0
+
+
+@needs_root
+def test_a_change_that_a_look_for_other_reasons_finds_leads_to_a_decision(
+    shared: Path, tmp_path: Path, standin: Callable[..., SimulatedMachine]
+) -> None:
+    """The state for ``gpuherd status`` asks for the same views, and must not swallow the news."""
+    machine = standin("1x40GB")
+    folder, now = ReservationFolder.made(), time.time()
+    identity = make_for_other(machine.uuids, now - 60, now + HOUR, folder)
+    root = RunDirectory(tmp_path / "run")
+    root.root.mkdir()
+    with Queue(root.queue) as queue:
+        options = DispatchOptions(max_checks=1, check_interval=0.02)
+        supervisor = Supervisor(root, queue.tag, options, 1.0)
+        manager = GpuManager(options, queue.tag, supervisor, GpuHealth(queue))
+        manager.watch.open()
+        (view,) = manager.views(100.0, now)
+        assert view.reserved is not None
+        manager.changed = False
+        (folder.path / f"{identity}.reservation").unlink()
+        (view,) = manager.views(110.0, now + 10)
+        assert view.reserved is None
+        assert manager.changed
