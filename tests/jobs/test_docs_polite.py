@@ -44,8 +44,10 @@ def test_the_policy_of_the_page_on_reservations(tmp_path: Path, monkeypatch: pyt
     found = load().policy
     assert (found.reservation_limits("alice").max_gpus, found.reservation_limits("bob").max_gpus) == (8, 4)
     # The page names the defaults.
-    usual = ReservationRules(limits=ReservationLimits(4, 48 * 3600, 14 * 86400), limits_of=found.reservations.limits_of)
-    assert found.reservations == usual
+    usual = ReservationRules(
+        limits=ReservationLimits(4, 48 * 3600, 14 * 86400), limits_of=found.reservation_rules.limits_of
+    )
+    assert found.reservation_rules == usual
 
 
 def test_the_python_of_the_page_on_reservations_runs(capsys: pytest.CaptureFixture[str]) -> None:
