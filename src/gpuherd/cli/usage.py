@@ -299,6 +299,7 @@ does the same on the way; this is for a record without gaps. Run by root, it cou
 examples:
   gpuherd record                                     a sample every 10 seconds
   gpuherd record --every 1m
+  gpuherd record --prometheus 9200                   also serve the sums at http://127.0.0.1:9200/metrics
   gpuherd record --systemd user > ~/.config/systemd/user/gpuherd-record.service
   gpuherd record --systemd system | sudo tee /etc/systemd/system/gpuherd-record.service
 """
@@ -310,12 +311,27 @@ def add_record(parser: Parser) -> None:
         "--every", type=_every, default=10.0, metavar="TIME", help="time between two samples (default: 10s)"
     )
     parser.add_argument(
+        "--prometheus",
+        type=_port,
+        metavar="PORT",
+        help="serve metrics for Prometheus on this port of 127.0.0.1 (docs/grafana.json is a dashboard)",
+    )
+    parser.add_argument(
         "--systemd",
         nargs="?",
         const="user",
         choices=("user", "system"),
         help="print a unit file for systemd and exit (default: of a user's own services)",
     )
+
+
+def _port(word: str) -> int:
+    from gpuherd.jobs.options import port
+
+    try:
+        return port(word)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
 
 
 def _every(word: str) -> float:
@@ -331,7 +347,7 @@ def _every(word: str) -> float:
 def run_record(args: argparse.Namespace) -> int:
     """Samples until a signal, or prints the unit file."""
     if args.systemd is not None:
-        print(_unit(args.systemd, args.every), end="")
+        print(_unit(args.systemd, args.every, args.prometheus), end="")
         return ExitCode.OK
     import signal
 
@@ -350,7 +366,14 @@ def run_record(args: argparse.Namespace) -> int:
     woken = signal.set_wakeup_fd(write_end)
     print_note(f"a sample every {args.every:g} s; Ctrl-C ends it")
     try:
-        record_others(args.every, lambda: ended, print_note, read_end)
+        with ExitStack() as services:
+            if args.prometheus is not None:
+                from gpuherd.jobs.monitor.machine_metrics import reader_of
+                from gpuherd.jobs.monitor.prometheus import TextServer
+
+                server = services.enter_context(TextServer(reader_of(), args.prometheus))
+                print_note(f"metrics for Prometheus: http://127.0.0.1:{server.port}/metrics")
+            record_others(args.every, lambda: ended, print_note, read_end)
     finally:
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
@@ -360,10 +383,11 @@ def run_record(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _unit(kind: str, every_s: float) -> str:
+def _unit(kind: str, every_s: float, port: int | None) -> str:
     from gpuherd.gpus.machine_dir import PLACE
 
     words = [sys.executable, "-m", "gpuherd", "record", "--every", f"{every_s:g}s"]
+    words += [] if port is None else ["--prometheus", str(port)]
     lines = [
         "[Unit]",
         "Description=gpuherd record: who uses which GPU",
