@@ -473,14 +473,16 @@ def parsed(*words: str) -> SessionOptions:
 
 
 def test_options() -> None:
-    assert (parsed().session_idle_after, parsed().warn_s, parsed().num_gpus) == (3600.0, 600.0, 1)
+    assert (parsed().idle_after_s, parsed().warn_s, parsed().num_gpus) == (3600.0, 600.0, 1)
     assert parsed("--idle-after", "8m").warn_s == 120.0
     options = parsed("--num-gpus", "2", "--mem", "20GB", "--for", "8h", "--name", "mine", "--gpu-list", "0,1")
     run = options.run_options
     assert (run.gpus, run.mem, run.name, run.gpu_list) == (2, 20_480, "mine", ("0,1",))
     assert (options.longest, parsed().run_options.name) == (28_800.0, "session")
-    with pytest.raises(UsageError, match="--warn must be shorter"):
-        parsed("--idle-after", "5m", "--warn", "5m")
+    assert parsed("--for", "8m").warn_s == 120.0
+    for words in (("--idle-after", "5m"), ("--for", "5m")):
+        with pytest.raises(UsageError, match="--warn must be shorter"):
+            parsed(*words, "--warn", "5m")
 
 
 @pytest.mark.parametrize("words", [("--idle-after", "0"), ("--num-gpus", "0"), ("--idle", "5m")])

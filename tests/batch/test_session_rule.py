@@ -27,7 +27,7 @@ class Story:
 
     def kinds(self, *times: float) -> list[str | None]:
         found = [self.look(now) for now in times]
-        return [event and event.kind.value for event in found]
+        return [None if event is None else str(event.kind.value) for event in found]
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:

@@ -217,6 +217,7 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
         "left_out",
         "lease",
         *("reserved", "next_reserved", "lapsed"),
+        "idle",
         "free",
         "reason",
     }

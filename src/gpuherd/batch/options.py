@@ -147,8 +147,8 @@ class SessionOptions:
     num_gpus: int = option(1, help="GPUs that the session gets", parse=positive_int, metavar="N", group="job")
     mem: int | None = same_option(CommandOptions, "mem")
     cpus: int | None = same_option(CommandOptions, "cpus")
-    session_idle_after: float = option(
-        3600.0,
+    session_idle_after: float | None = option(
+        None,
         help="give the GPUs back when neither they nor the terminal have been used for this time, like 30m "
         "(default: 1h)",
         flag="idle-after",
@@ -158,7 +158,7 @@ class SessionOptions:
     )
     warn: float | None = option(
         None,
-        help="say so this long before (default: 10m, and no more than a quarter of --idle-after)",
+        help="say so this long before (default: 10m, and no more than a quarter of --idle-after and --for)",
         parse=duration_s,
         metavar="TIME",
         group="end",
@@ -171,8 +171,8 @@ class SessionOptions:
         metavar="TIME",
         group="end",
     )
-    grace: float = option(
-        30.0,
+    grace: float | None = option(
+        None,
         help="from SIGTERM to SIGKILL for what the session has started (default: 30s)",
         parse=duration_s,
         metavar="TIME",
@@ -191,19 +191,38 @@ class SessionOptions:
     gpu_memory_threshold: int = same_option(GpuOptions, "gpu_memory_threshold")
     max_checks: int | None = same_option(GpuOptions, "max_checks")
     check_interval: float = same_option(GpuOptions, "check_interval")
-    notify_command: str | None = same_option(DispatchOptions, "notify_command")
+    notify_command: str | None = option(
+        None,
+        help="run this command with the warning and at the end (words, no shell; the notice is its input)",
+        metavar="COMMAND",
+        group="notices",
+    )
     webhook: str | None = same_option(DispatchOptions, "webhook")
 
     def __post_init__(self) -> None:
         if self.wait is not None and self.no_wait:
             raise UsageError("give --wait TIME or --no-wait, not both")
-        if self.warn is not None and self.warn >= self.session_idle_after:
-            raise UsageError("--warn must be shorter than --idle-after: the warning comes before the end")
+        if self.warn is not None and self.warn >= self._shortest_s:
+            raise UsageError("--warn must be shorter than --idle-after and --for: the warning comes before the end")
 
     @property
     def warn_s(self) -> float:
         """How long before its end the session is warned, in seconds."""
-        return min(600.0, self.session_idle_after / 4) if self.warn is None else self.warn
+        return min(600.0, self._shortest_s / 4) if self.warn is None else self.warn
+
+    @property
+    def idle_after_s(self) -> float:
+        """Seconds without use after which it ends."""
+        return 3600.0 if self.session_idle_after is None else self.session_idle_after
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds from SIGTERM to SIGKILL."""
+        return 30.0 if self.grace is None else self.grace
+
+    @property
+    def _shortest_s(self) -> float:
+        return min(self.idle_after_s, self.longest or self.idle_after_s)
 
     @property
     def run_options(self) -> RunOptions:

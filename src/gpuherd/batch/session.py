@@ -65,7 +65,7 @@ def _promise(options: SessionOptions) -> str:
 
     latest = "" if options.longest is None else f", and after {duration(options.longest)} in any case"
     return (
-        f"session {os.getpid()}: gives the GPUs back after {duration(options.session_idle_after)} without use{latest};"
+        f"session {os.getpid()}: gives the GPUs back after {duration(options.idle_after_s)} without use{latest};"
         " gpuherd session list shows when"
     )
 
@@ -82,10 +82,10 @@ def _start_watcher(options: SessionOptions, argv: Sequence[str], taken: Taken) -
         "locks": [path_of(lease.fd) for lease in taken.leases],
         "name": options.name or "session",
         "command": clean(shlex.join(argv)),
-        "idle_after_s": options.session_idle_after,
+        "idle_after_s": options.idle_after_s,
         "warn_s": options.warn_s,
         "longest_s": options.longest,
-        "grace_s": options.grace,
+        "grace_s": options.grace_s,
         "attempt": os.environ.get(ATTEMPT_VARIABLE),
         "notify_command": options.notify_command,
         "webhook": options.webhook,

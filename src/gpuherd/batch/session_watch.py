@@ -215,8 +215,8 @@ class SessionWatcher:
         while (text := self._outbox.get()) is not None:
             text = clean(f"gpuherd: {text}")
             notice = Notice(kind="session", text=text, run=orders.name, host=socket.gethostname(), at=clock.wall())
-            for problem in deliver(channels, notice):
-                self._tell(problem)
+            for sentence in deliver(channels, notice):
+                self._tell(sentence)
 
     def _tell(self, text: str) -> None:
         """Writes a line where the command writes its errors: on a terminal, or in a log that all append to."""
