@@ -22,8 +22,6 @@ from gpuherd.web.page import Page, Services, render, render_fragment, services
 
 EVERY_S = 2.0
 DAYS, DAYS_EVERY_S = 30, 300.0
-# A shorter time without computing is no news: jobs load and save.
-_IDLE_SHOWN_S = 600.0
 
 
 @cache
@@ -51,7 +49,7 @@ async def events(request: Request) -> ASGIApp:
 
 def fragments(look: Look[MachineView]) -> Sequence[Fragment]:
     """The parts of the page that change."""
-    context = {"view": look.value, "now": look.at, "late": look.late, "states": GpuState, "idle_shown_s": _IDLE_SHOWN_S}
+    context = {"view": look.value, "now": look.at, "late": look.late, "states": GpuState}
     return [
         Fragment(name, render_fragment(f"machine_{name}.html", **context)) for name in ("summary", "gpus", "waiting")
     ]
