@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuherd.batch.options import RunOptions
+from gpuherd.batch.run import NoGpuFree, Waiter
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.tickets import Need, TicketReader
 from gpuherd.gpus.turns import Load, Ticket, TurnRules, assign
@@ -100,8 +102,8 @@ def test_a_gpu_is_left_to_another_and_no_more_than_he_asks_for(
     watch, now = free_watch(machine)
     found = verdicts(watch, now)
     # Of equals who has waited longer goes first, and the second GPU is ours.
-    assert found == ["it is uid 65533's turn (0.0 GPU-hours of late, you 0.0)", None]
-    assert [view.kept for view in watch.views(now, ())] == [True, False]
+    assert sorted(map(str, found)) == ["None", "it is uid 65533's turn (0.0 GPU-hours of late, you 0.0)"]
+    assert sorted(view.kept for view in watch.views(now, ())) == [False, True]
     assert list(LeaseFolder.default().path.glob(f"{os.geteuid()}.*.ticket")), "others see at once that we wait"
     # When he has not come within the grace it is ours, and the look says that a decision may come out otherwise.
     assert watch.look(now + 29, ()) is False
@@ -123,6 +125,17 @@ def test_who_has_used_more_lets_the_other_go_first(machine: SimulatedMachine, bo
     assert turns({os.geteuid(): 36_000.0}, Settings(policy=off)).kept(uuids, (), now) == {}
 
 
+def test_short_jobs_go_on_with_a_gpu_for_a_while(machine: SimulatedMachine, bob: Callable[..., Path]) -> None:
+    bob(gpus=2)
+    uuids, now = [machine.uuid(0), machine.uuid(1)], clock.mono()
+    for ahead_s in (50.0, 70.0):
+        found = turns({os.geteuid(): ahead_s})
+        found.left(uuids, now)
+        assert len(found.kept(uuids[:1], (), now)) == (ahead_s > 60)
+        assert len(found.kept(uuids, (), now)) == 1, "with both ours would hold two, and he none"
+        assert len(found.kept(uuids[:1], (), now + 6)) == 1, "it is not ours any more"
+
+
 def test_a_lease_of_another_counts_as_held(machine: SimulatedMachine, bob: Callable[..., Path]) -> None:
     bob(gpus=2)
     lease = LeaseFolder.default().acquire(machine.uuid(0))
@@ -131,6 +144,18 @@ def test_a_lease_of_another_counts_as_held(machine: SimulatedMachine, bob: Calla
     # Held by a gpuherd of ours elsewhere on the machine, so that it is his turn for the other one.
     assert list(found.kept([machine.uuid(1)], (), clock.mono())) == [machine.uuid(1)]
     lease.close()
+
+
+def test_for_a_job_on_two_the_one_is_kept_if_the_other_comes(
+    machine: SimulatedMachine, bob: Callable[..., Path]
+) -> None:
+    bob(gpus=2, smallest=2)
+    one, two = machine.uuid(0), machine.uuid(1)
+    now, found = clock.mono(), turns({os.geteuid(): 36_000.0})
+    assert found.kept([one], (), now) == {}
+    sentence = "kept for uid 65533, who waits for 2 GPUs at once"
+    assert found.kept([one], (), now, coming=[two]) == {one: sentence}
+    assert found.kept([one], [two], now) == {one: sentence}
 
 
 def test_a_ticket_that_says_nothing_useful_keeps_nothing(machine: SimulatedMachine, bob: Callable[..., Path]) -> None:
@@ -215,3 +240,24 @@ def test_who_waits_is_shown_in_the_order_of_turns(machine: SimulatedMachine, bob
     assert [ticket.uid for ticket in line.tickets] == [os.geteuid(), BOB]
     assert line.loads[BOB].used_s == 7200.0
     ours.rest()
+
+
+def test_gpuherd_run_waits_for_its_turn_and_not_at_all_if_it_is_not_to_wait(
+    machine: SimulatedMachine, bob: Callable[..., Path]
+) -> None:
+    bob(gpus=2)
+    lease = LeaseFolder.default().acquire(machine.uuid(1))  # we hold one already, so that it is his turn
+    assert lease is not None
+    told: list[str] = []
+    once = RunOptions(num_gpus=1, max_checks=1, no_wait=True)
+    with pytest.raises(NoGpuFree, match="it is uid 65533's turn"):
+        Waiter(once, told.append, SETTINGS).take()
+    short = Settings(policy=Policy(turns=TurnPolicy(rules=TurnRules(grace_s=1.5))))
+    began = clock.mono()
+    taken = Waiter(RunOptions(num_gpus=1, max_checks=1), told.append, short).take()
+    assert 1.0 < clock.mono() - began < 20
+    assert [gpu.uuid for gpu in taken.gpus] == [machine.uuid(0)]
+    assert "it is uid 65533's turn" in told[0]
+    assert not list(LeaseFolder.default().path.glob(f"{os.geteuid()}.*.ticket"))
+    for each in (lease, *taken.leases):
+        each.close()

@@ -19,7 +19,7 @@ from gpuherd.web.calendar_view import (
     FieldProblem,
     Reservations,
     Week,
-    monday_of,
+    first_day,
     request_of,
     week_of,
 )
@@ -49,9 +49,9 @@ def reserved(number: int, since: float, until: float, uuids: tuple[str, ...] = U
     return Reservation(f"{uid}-{number:04x}", uid, len(uuids), uuids, since, until, name, made, used)
 
 
-def week(*reservations: Reservation, monday: date = MONDAY, now: float = NOW, uid: int = 7) -> Week:
+def week(*reservations: Reservation, first: date = MONDAY, now: float = NOW, uid: int = 7) -> Week:
     found = standings(reservations, now=now)
-    return week_of(Reservations(GPUS, found), monday, uid=uid, now=now)
+    return week_of(Reservations(GPUS, found), first, uid=uid, now=now)
 
 
 def test_hours_say_how_many_gpus_are_free() -> None:
@@ -103,11 +103,11 @@ def test_of_very_many_only_some_have_a_lane_and_all_are_listed() -> None:
 
 def test_a_skipped_hour_has_no_time_and_one_that_comes_twice_has_two(new_york: None) -> None:
     now = datetime(2026, 3, 4, 12).timestamp()
-    spring = week(monday=date(2026, 3, 2), now=now).days[6]
+    spring = week(first=date(2026, 3, 2), now=now).days[6]
     assert [hour for hour, slot in enumerate(spring.slots) if slot.free is None] == [2]
     assert ("02–03", 4) not in spring.free
     now = datetime(2026, 10, 28, 12).timestamp()
-    autumn = week(monday=date(2026, 10, 26), now=now).days[6]
+    autumn = week(first=date(2026, 10, 26), now=now).days[6]
     lengths = [(slot.until - slot.at) / 3600 for slot in autumn.slots]
     assert lengths == [1.0, 2.0, *[1.0] * 22]
 
@@ -154,14 +154,24 @@ def test_every_hour_and_every_block_has_one_place(reservations: list[Reservation
             assert slot.free == len(GPUS) - len(taken)
 
 
-def test_weeks_that_are_no_weeks_are_refused() -> None:
-    assert monday_of("", NOW) == MONDAY
-    assert monday_of("2026-11-29", NOW) == MONDAY
-    assert week(monday=MONDAY + timedelta(weeks=58)).after is not None
-    assert week(monday=MONDAY + timedelta(weeks=59)).after is None
-    for word in ("0001-01-01", "9999-12-31", "monday", "2026-13-01", "x" * 5000, "2026-11-23\x00"):
-        with pytest.raises(ValueError, match=r"no day|weeks away") as refused:
-            monday_of(word, NOW)
+def test_days_that_are_none_are_refused() -> None:
+    assert first_day("", NOW) == date(2026, 11, 25)
+    assert first_day("2026-11-29", NOW) == date(2026, 11, 29)
+    last = date(2026, 11, 25) + timedelta(days=420)
+    assert first_day(str(last), NOW) == last
+    assert week(first=last).after is None
+    assert week(first=last - timedelta(days=7)).after == str(last)
+    for word in (
+        "0001-01-01",
+        "9999-12-31",
+        "monday",
+        "2026-13-01",
+        "x" * 5000,
+        "2026-11-23\x00",
+        str(last + timedelta(1)),
+    ):
+        with pytest.raises(ValueError, match=r"no day|days away") as refused:
+            first_day(word, NOW)
         assert len(str(refused.value)) < 120
 
 

@@ -14,6 +14,7 @@ from tests.patience import wait_until
 from tests.web.other_machines import BUSY, FREE, fake_ssh, printing
 from tests.web.visits import ORIGIN, visiting
 
+from gpuherd.cli.main import run
 from gpuherd.gpus.reservation_files import ReservationFolder
 from gpuherd.gpus.reservations import read
 from gpuherd.ledger import Recorder
@@ -54,12 +55,15 @@ def test_usage_is_shown_by_each_key_with_own_rows_marked_and_all_escaped(recorde
         assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
 
-def test_usage_as_a_file(recorded: None) -> None:
+def test_the_file_is_that_of_the_command(recorded: None, capsys: pytest.CaptureFixture[str]) -> None:
+    month = f"{datetime.now():%Y-%m}"
     with visiting() as visitor:
-        response = visitor.client.get("/usage.csv?by=project")
-        assert response.headers["content-type"].startswith("text/csv")
-        assert response.headers["content-disposition"].startswith('attachment; filename="gpuherd-usage-')
-        assert f"{HOSTILE},3.0000,1.0000,1.0000,2.0000" in response.text
+        response = visitor.client.get(f"/usage.csv?by=project&month={month}")
+    assert response.headers["content-type"].startswith("text/csv")
+    assert response.headers["content-disposition"] == f'attachment; filename="gpuherd-usage-{month}-by-project.csv"'
+    assert HOSTILE in response.text
+    assert run(["usage", "--csv", "--by", "project", "--month", month]) == 0
+    assert capsys.readouterr().out == response.text
 
 
 @pytest.mark.parametrize("query", ["by=uid", "by=", "month=2026-99", "month=%00", "by=user&month=1999-01"])
@@ -136,10 +140,10 @@ def test_reservations_without_gpus_say_why() -> None:
         assert 'id="reserve"' not in page
 
 
-@pytest.mark.parametrize("week", ["x", "0001-01-01", "2026-11-23%00", "../x"])
-def test_a_week_that_there_is_not_is_refused(week: str) -> None:
+@pytest.mark.parametrize("day", ["x", "0001-01-01", "2026-11-23%00", "../x"])
+def test_a_day_that_there_is_not_is_refused(day: str) -> None:
     with visiting() as visitor:
-        visitor.get(f"/reservations?week={week}", 400)
+        visitor.get(f"/reservations?from={day}", 400)
 
 
 # ---- other machines --------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.ledger.uses import use
 
 from gpuherd.ledger import Recorded
+from gpuherd.ledger.figures import Figures, csv_of
 from gpuherd.ledger.usage import usage
-from gpuherd.web.usage_view import BY, DAYS, Span, csv_of, file_name, months, span_of, view_of
+from gpuherd.web.usage_view import BY, DAYS, Span, file_name, months, span_of, view_of
 
 NOW = datetime(2026, 11, 28, 21, 30).timestamp()
 HOUR = 3600.0
@@ -36,11 +37,10 @@ def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def test_the_span_without_a_month_is_thirty_days_with_today() -> None:
+def test_the_span_without_a_month_is_thirty_days_as_for_the_command() -> None:
     span = span_of("", NOW)
-    assert datetime.fromtimestamp(span.since) == datetime(2026, 10, 30)
-    assert span.until == NOW
-    assert len(view_of([], span, uid=1, reader_uid=1).days) == DAYS
+    assert (span.since, span.until) == (NOW - DAYS * 86_400, NOW)
+    assert len(view_of([], span, uid=1, reader_uid=1).days) == DAYS + 1
 
 
 def test_a_month_ends_with_the_next_or_now() -> None:
@@ -73,13 +73,16 @@ def test_rows_say_what_is_ones_own() -> None:
         recorded("c", uid=8, held_s=6 * HOUR, project="theirs"),
     ]
     view = view_of(records, MONTH, uid=7, reader_uid=7)
-    assert [(line.key, line.held_h, line.own_h) for line in view.tables["user"]] == [("8", 7.0, 0.0), ("7", 3.0, 3.0)]
+    assert [(line.key, line.figures.gpu_hours, line.own_h) for line in view.tables["user"]] == [
+        ("8", 7.0, 0.0),
+        ("7", 3.0, 3.0),
+    ]
     assert {line.key: line.own_h for line in view.tables["project"]} == {"ours": 3.0, "theirs": 0.0}
-    mine = view.tables["user"][1]
-    assert (mine.computing_h, mine.idle_h, mine.kwh) == (1.5, 1.5, 2.0)
-    assert view.tables["user"][0].idle_h is None
+    mine = view.tables["user"][1].figures
+    assert (mine.computing_gpu_hours, mine.idle_gpu_hours, mine.energy_kwh) == (1.5, 1.5, 2.0)
+    assert view.tables["user"][0].figures.idle_gpu_hours is None
     assert view.all.own_h == 3.0
-    assert view.all.held_h == 10.0
+    assert view.all.figures.gpu_hours == 10.0
     assert sum(day.total_s for day in view.days) == pytest.approx(10 * HOUR)
 
 
@@ -109,22 +112,22 @@ def test_sums_are_those_of_the_command_and_the_chart_has_them_too(records: list[
     view = view_of(records, span, uid=1000, reader_uid=1000)
     for by in BY:
         of_command = usage(records, by, span.since, span.until, reader_uid=1000)
-        assert [(line.key, line.total, line.share) for line in view.tables[by]] == [
-            (row.key, row.total, row.share) for row in of_command.rows
+        assert [(line.key, line.figures, line.share) for line in view.tables[by]] == [
+            (row.key, Figures.of(row.total), row.share) for row in of_command.rows
         ]
         assert sum(line.own_h for line in view.tables[by]) == pytest.approx(view.all.own_h)
-    assert sum(day.total_s for day in view.days) == pytest.approx(view.all.total.held_s, abs=1e-3)
+    assert sum(day.total_s for day in view.days) == pytest.approx(view.sums["user"].total.held_s, abs=1e-3)
 
 
 @given(_USES)
 def test_the_file_has_the_figures_and_no_formulas(records: list[Recorded]) -> None:
     view = view_of(records, MONTH, uid=1000, reader_uid=1000)
-    rows = list(csv.DictReader(io.StringIO(csv_of(view, "project"))))
+    rows = list(csv.DictReader(io.StringIO(csv_of(view.sums["project"], "project"))))
     assert len(rows) == len(view.tables["project"])
     for row, line in zip(rows, view.tables["project"], strict=True):
         assert row["project"].removeprefix("'") == line.key
         assert row["project"][:1] not in ("=", "+", "-", "@")
-        assert float(row["gpu_hours"]) == pytest.approx(line.held_h, abs=1e-3)
+        assert float(row["gpu_hours"]) == line.figures.gpu_hours
 
 
 def test_the_name_of_the_file_is_plain() -> None:

@@ -41,6 +41,8 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
     nested: dict[str, argparse._SubParsersAction[Parser]] = {}
     for name in commands:
         group, _, tool = name.partition(" ")
+        if COMMANDS[name].is_apart and group in commands:
+            continue
         if tool and group not in nested:
             owner = subparsers.choices.get(group) or subparsers.add_parser(group)
             nested[group] = owner.add_subparsers(title="commands on results", dest="tool", parser_class=Parser)

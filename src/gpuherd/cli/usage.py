@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +39,6 @@ examples:
 _DEFAULT_DAYS = 30
 _BARS = "▏▎▍▌▋▊▉█"
 _BAR_CELLS = 20
-# A spreadsheet takes what begins like this for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LATE_S = 2.0
 
 
@@ -115,7 +112,9 @@ def run_usage(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_as_json(found, args.by, since, until, ledger))
     elif args.csv:
-        _print_csv(found, args.by)
+        from gpuherd.ledger.figures import csv_of
+
+        sys.stdout.write(csv_of(found, args.by))
     else:
         _print_table(found, args.by, since, until, ledger)
     return ExitCode.OK
@@ -160,43 +159,9 @@ def _span(args: argparse.Namespace, now: datetime) -> tuple[float, float]:
 # ---- forms -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """The sums in the units that people read. None for what was not measured."""
-
-    gpu_hours: float
-    computing_gpu_hours: float | None
-    idle_gpu_hours: float | None
-    computing_share: float | None
-    energy_kwh: float | None
-    mean_mb: float | None
-    peak_mb: int | None
-    uses: int
-    going_on: int
-    reported_only_gpu_hours: float
-
-    @staticmethod
-    def of(total: Total) -> _Figures:
-        measured = total.measured_s > 0
-        return _Figures(
-            gpu_hours=round(total.held_s / 3600, 4),
-            computing_gpu_hours=round(total.computing_s / 3600, 4) if measured else None,
-            idle_gpu_hours=round(max(0.0, total.measured_s - total.computing_s) / 3600, 4) if measured else None,
-            computing_share=None if total.computing is None else round(total.computing, 4),
-            energy_kwh=None if total.energy_j is None else round(total.energy_j / 3.6e6, 4),
-            mean_mb=None if total.mean_mb is None else round(total.mean_mb, 1),
-            peak_mb=total.peak_mb,
-            uses=total.uses,
-            going_on=total.going_on,
-            reported_only_gpu_hours=round(total.reported_only_s / 3600, 4),
-        )
-
-    def values(self) -> dict[str, Any]:
-        """By name."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-
 def _as_json(found: Usage, by: str, since: float, until: float, ledger: Ledger | None) -> dict[str, Any]:
+    from gpuherd.ledger.figures import Figures
+
     return {
         "since": since,
         "until": until,
@@ -204,20 +169,9 @@ def _as_json(found: Usage, by: str, since: float, until: float, ledger: Ledger |
         "ledger": None if ledger is None else str(ledger.folder),
         "shared": ledger is not None and ledger.shared,
         "skipped_lines": 0 if ledger is None else sum(ledger.skipped.values()),
-        "rows": [{by: row.key, "share": round(row.share, 6)} | _Figures.of(row.total).values() for row in found.rows],
-        "total": _Figures.of(found.total).values(),
+        "rows": [{by: row.key, "share": round(row.share, 6)} | Figures.of(row.total).values() for row in found.rows],
+        "total": Figures.of(found.total).values(),
     }
-
-
-def _print_csv(found: Usage, by: str) -> None:
-    import csv
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([by, "share", *_Figures.__dataclass_fields__])
-    for row in found.rows:
-        key = f"'{row.key}" if row.key.startswith(_FORMULA) else row.key
-        values = _Figures.of(row.total).values().values()
-        writer.writerow([key, round(row.share, 6), *("" if value is None else value for value in values)])
 
 
 def _print_table(found: Usage, by: str, since: float, until: float, ledger: Ledger | None) -> None:
@@ -299,6 +253,7 @@ does the same on the way; this is for a record without gaps. Run by root, it cou
 examples:
   gpuherd record                                     a sample every 10 seconds
   gpuherd record --every 1m
+  gpuherd record --prometheus 9200                   also serve the sums at http://127.0.0.1:9200/metrics
   gpuherd record --systemd user > ~/.config/systemd/user/gpuherd-record.service
   gpuherd record --systemd system | sudo tee /etc/systemd/system/gpuherd-record.service
 """
@@ -310,12 +265,27 @@ def add_record(parser: Parser) -> None:
         "--every", type=_every, default=10.0, metavar="TIME", help="time between two samples (default: 10s)"
     )
     parser.add_argument(
+        "--prometheus",
+        type=_port,
+        metavar="PORT",
+        help="serve metrics for Prometheus on this port of 127.0.0.1 (docs/grafana.json is a dashboard)",
+    )
+    parser.add_argument(
         "--systemd",
         nargs="?",
         const="user",
         choices=("user", "system"),
         help="print a unit file for systemd and exit (default: of a user's own services)",
     )
+
+
+def _port(word: str) -> int:
+    from gpuherd.jobs.options import port
+
+    try:
+        return port(word)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
 
 
 def _every(word: str) -> float:
@@ -331,7 +301,7 @@ def _every(word: str) -> float:
 def run_record(args: argparse.Namespace) -> int:
     """Samples until a signal, or prints the unit file."""
     if args.systemd is not None:
-        print(_unit(args.systemd, args.every), end="")
+        print(_unit(args.systemd, args.every, args.prometheus), end="")
         return ExitCode.OK
     import signal
 
@@ -350,7 +320,14 @@ def run_record(args: argparse.Namespace) -> int:
     woken = signal.set_wakeup_fd(write_end)
     print_note(f"a sample every {args.every:g} s; Ctrl-C ends it")
     try:
-        record_others(args.every, lambda: ended, print_note, read_end)
+        with ExitStack() as services:
+            if args.prometheus is not None:
+                from gpuherd.jobs.monitor.machine_metrics import reader_of
+                from gpuherd.jobs.monitor.prometheus import TextServer
+
+                server = services.enter_context(TextServer(reader_of(), args.prometheus))
+                print_note(f"metrics for Prometheus: http://127.0.0.1:{server.port}/metrics")
+            record_others(args.every, lambda: ended, print_note, read_end)
     finally:
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
@@ -360,10 +337,11 @@ def run_record(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _unit(kind: str, every_s: float) -> str:
+def _unit(kind: str, every_s: float, port: int | None) -> str:
     from gpuherd.gpus.machine_dir import PLACE
 
     words = [sys.executable, "-m", "gpuherd", "record", "--every", f"{every_s:g}s"]
+    words += [] if port is None else ["--prometheus", str(port)]
     lines = [
         "[Unit]",
         "Description=gpuherd record: who uses which GPU",

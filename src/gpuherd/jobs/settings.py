@@ -430,7 +430,7 @@ def _is_enabled(table: _Table) -> bool:
 
 
 def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
-    table = top.table("turns", ("enabled", "half_life", "grace", "keep_share"))
+    table = top.table("turns", ("enabled", "half_life", "grace", "slice", "keep_share"))
     enabled = _is_enabled(table)
     keep_share = table.get("keep_share", amount)
     if keep_share is not None and keep_share > 1:
@@ -442,6 +442,7 @@ def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
     given = {
         "half_life_s": table.get("half_life", duration_s),
         "grace_s": table.get("grace", duration_s),
+        "slice_s": table.get("slice", duration_s),
         "keep_share": keep_share,
     }
     rules = replace(RULES, **{name: value for name, value in given.items() if value is not None})

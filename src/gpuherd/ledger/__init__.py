@@ -3,8 +3,8 @@ themself, in the folder that ``gpuherd.gpus.machine_dir`` names.
 
 ``records`` (a use as data, and as a line of a file), ``files`` (names, and reading what others have written),
 ``reader`` (``Ledger``), ``recorder`` (``Recorder``), ``metering`` (looks at GPUs become seconds and joules; pure),
-``sampler`` (processes that no gpuherd records itself), ``shares`` (how much each user has used of late), ``usage``
-(sums by user, project and the like; pure).
+``sampler`` (processes that no gpuherd records itself), ``fold`` (sums that are kept up to date), ``shares`` (how
+much each user has used of late), ``usage`` (sums by user, project and the like; pure).
 """
 
 from __future__ import annotations

@@ -230,10 +230,11 @@ class Sampler:
         for sight in mine:
             uuid = sight.gpu.uuid
             part = part_of(sight.uid, users[uuid], count[sight.uid, uuid])
+            is_new = sight.id not in before
             meter = before.pop(sight.id, None) or self._first(sight, known.get(sight.id), now, wall)
             look = Look.of(sight.gpu, part=part, memory_mb=sight.memory_mb)
             self._meters[sight.id] = meter.advanced(mono=now, wall=wall, look=look)
-            if sight.id not in known and meter.use.span_s == 0 and held.get(uuid) == user_name(sight.uid):
+            if is_new and sight.id not in known and held.get(uuid) == user_name(sight.uid):
                 self._doubtful[sight.id] = now + _DOUBT_S
             self._watch(sight)
         doubtful = {name: until for name, until in self._doubtful.items() if now < until and name in self._meters}

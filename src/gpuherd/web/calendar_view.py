@@ -1,4 +1,4 @@
-"""The week of the reservations page: days as columns, local hours as rows, reservations as blocks. Pure, but for
+"""The week of the reservations page: seven days as columns, local hours as rows, reservations as blocks. Pure, but for
 ``MachineReservations``.
 
 A day of 23 or 25 hours has 24 rows all the same: the hour that is skipped has no time, the one that comes twice lasts
@@ -31,8 +31,9 @@ from gpuherd.units import moment, positive_int
 HOURS = 24
 # Reservations next to each other in a day; more are in the list alone.
 MOST_LANES = 4
-# Weeks that can be looked at, before and after this one.
-_WEEKS = 60
+# Days that can be looked at, before and after today.
+_MOST_DAYS = 420
+_WEEK = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Day:
     Attributes:
         lanes: blocks next to each other, each in a lane where no other is.
         left_out: how many reservations have no lane.
-        free: for a list: spans of hours, as ``00–18``, and GPUs that are free all the time.
+        free: for a list: spans of hours, ``00–18`` or ``all day``, and GPUs that are free all the time.
     """
 
     name: str
@@ -133,34 +134,36 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Week:
-    """A week. ``monday``, ``before``, ``after``: its first day and those of its neighbours, as ``2026-11-23``; the
-    neighbours None where they can't be looked at."""
+    """Seven days. ``first``, ``before``, ``after``: the first of them, and of the weeks before and after, as
+    ``2026-11-23``; None for weeks that can't be looked at. ``has_today``: today is the first. ``lanes``: the most that
+    a day has."""
 
-    monday: str
+    first: str
     before: str | None
     after: str | None
-    is_current: bool
+    has_today: bool
+    lanes: int
     days: tuple[Day, ...]
     entries: tuple[Entry, ...]
     gpus: int
 
 
-def monday_of(word: str, now: float) -> date:
-    """The Monday of the week of a day like ``2026-11-28``, of today for ``""``. Raises ValueError for what is no day,
-    or more than a year away."""
+def first_day(word: str, now: float) -> date:
+    """The day that was asked for, like ``2026-11-28``; today for ``""``. Raises ValueError for what is no day, or more
+    than a year away."""
     today = datetime.fromtimestamp(now).date()
     try:
         day = date.fromisoformat(word) if word else today
     except ValueError:
         raise ValueError(f"{word[:20]!r} is no day; write one like {today}") from None
-    if abs((day - today).days) > _WEEKS * 7:
-        raise ValueError(f"{day} is more than {_WEEKS} weeks away")
-    return day - timedelta(days=day.weekday())
+    if abs((day - today).days) > _MOST_DAYS:
+        raise ValueError(f"{day} is more than {_MOST_DAYS} days away")
+    return day
 
 
-def week_of(found: Reservations, monday: date, *, uid: int, now: float, user_name: Callable[[int], str] = str) -> Week:
+def week_of(found: Reservations, first: date, *, uid: int, now: float, user_name: Callable[[int], str] = str) -> Week:
     """The week that begins on this day, as user ``uid`` sees it."""
-    starts = [_midnight(monday + timedelta(days=number)) for number in range(8)]
+    starts = [_midnight(first + timedelta(days=number)) for number in range(8)]
     of_week = calendar(found.standings, [gpu.uuid for gpu in found.gpus], starts[0], starts[7])
     entries = {
         each.reservation.id: _entry(each, found.gpus, uid=uid, now=now, user_name=user_name)
@@ -177,17 +180,16 @@ def week_of(found: Reservations, monday: date, *, uid: int, now: float, user_nam
     today = datetime.fromtimestamp(now).date()
     days = []
     for number in range(7):
-        day = monday + timedelta(days=number)
+        day = first + timedelta(days=number)
         slots = _slots(day, free_between, now)
         lanes, left_out = _lanes(slots, drawn)
         days.append(Day(f"{day:%a} {day.day} {day:%b}", day == today, slots, lanes, left_out, _free_spans(slots)))
-    this_week = today - timedelta(days=today.weekday())
-    before, after = monday - timedelta(days=7), monday + timedelta(days=7)
     return Week(
-        monday=str(monday),
-        before=str(before) if before >= this_week - timedelta(weeks=_WEEKS - 1) else None,
-        after=str(after) if after <= this_week + timedelta(weeks=_WEEKS - 1) else None,
-        is_current=monday == this_week,
+        first=str(first),
+        before=str(first - _WEEK) if (today - first + _WEEK).days <= _MOST_DAYS else None,
+        after=str(first + _WEEK) if (first + _WEEK - today).days <= _MOST_DAYS else None,
+        has_today=first == today,
+        lanes=max(len(day.lanes) for day in days),
         days=tuple(days),
         entries=tuple(entries.values()),
         gpus=len(found.gpus),
@@ -244,7 +246,7 @@ def _free_spans(slots: Sequence[Slot]) -> tuple[tuple[str, int], ...]:
             spans[-1] = (spans[-1][0], hour + 1, slot.free)
         else:
             spans.append((hour, hour + 1, slot.free))
-    return tuple((f"{first:02d}–{end:02d}", free) for first, end, free in spans)
+    return tuple((f"{first:02d}–{end:02d}" if end - first < HOURS else "all day", free) for first, end, free in spans)
 
 
 def _entry(standing: Standing, gpus: Sequence[Gpu], *, uid: int, now: float, user_name: Callable[[int], str]) -> Entry:
@@ -338,6 +340,6 @@ def _is_shared() -> bool:
         return False
 
 
-def own_week(found: Reservations, monday: date, now: float) -> Week:
+def own_week(found: Reservations, first: date, now: float) -> Week:
     """The week as the user of this process sees it."""
-    return week_of(found, monday, uid=os.geteuid(), now=now, user_name=lru_cache(maxsize=None)(user_name))
+    return week_of(found, first, uid=os.geteuid(), now=now, user_name=lru_cache(maxsize=None)(user_name))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -151,10 +152,10 @@ class AttemptLedger:
     def catch_up(self, queue: Queue) -> int:
         """Appends the ends that the queue has and the ledger lacks; how many. Where the newest are there, so are the
         others: that costs a few milliseconds, however long the queue is."""
-        if not queue.ended_on_gpus(_NEWEST, 1):
-            return 0
         missing: list[Use] = []
         with self._harmless():
+            if not queue.ended_on_gpus(_NEWEST, 1):
+                return 0
             recorder, _ = self._started()
             known, since = recorder.recent()
             # A folder that was moved or restored has another tag, and the same name and numbers.
@@ -169,7 +170,7 @@ class AttemptLedger:
                     for use in self._uses(record):
                         meter = begun(use, mono=0.0, wall=at - run_s)
                         missing.append(meter.advanced(mono=run_s, wall=at).use)
-                if len(block) < _BLOCK or not lacking:
+                if not lacking:
                     break
                 before = block[-1][0].id
             recorder.end(reversed(missing))
@@ -228,7 +229,7 @@ class AttemptLedger:
         """No failure in here is one of the run: a warning once."""
         try:
             yield
-        except (OSError, GpuherdError) as problem:
+        except (OSError, GpuherdError, sqlite3.OperationalError) as problem:
             if not self._warned:
                 self._warned = True
                 logger.warning("what GPUs are used for can't be recorded: %s", problem)

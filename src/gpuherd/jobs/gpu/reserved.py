@@ -132,14 +132,18 @@ class ReservedGpus:
         busy = reserved.sentence if reserved.in_s <= 0 and view.busy is None and not view.ours else view.busy
         return replace(view, reserved=reserved, busy=busy)
 
+    def in_force(self, wall: float) -> dict[str, int]:
+        """The GPUs that are reserved now, by UUID, and the uid of who has each: nobody else takes turns there."""
+        return {
+            uuid: each.reservation.uid
+            for each in self._standings
+            if each.state(wall) is State.IN_FORCE
+            for uuid in each.uuids
+        }
+
     def mine(self, wall: float) -> frozenset[str]:
         """The GPUs that this user has reserved and may use now, by UUID."""
-        return frozenset(
-            uuid
-            for each in self._standings
-            if each.reservation.uid == self._uid and each.state(wall) is State.IN_FORCE
-            for uuid in each.uuids
-        )
+        return frozenset(uuid for uuid, uid in self.in_force(wall).items() if uid == self._uid)
 
     def note_use(self, uuids: Collection[str], wall: float, now: float) -> None:
         """Jobs of ours use these GPUs: marks our reservations of them that are in force, now and then."""

@@ -240,11 +240,12 @@ class QueueFile:
         return not self.copied and (record.handed is None or record.handed.batch.startswith(self._batches))
 
     def ended_on_gpus(self, before: int, limit: int) -> tuple[tuple[AttemptRecord, float, float], ...]:
-        """The last attempts on this machine's GPUs with a number below ``before`` that have ended: each with its end
-        by the wall clock and its length in seconds. A hundred thousand older ones cost nothing."""
+        """Attempts on this machine's GPUs that have ended, the newest first, each with its end by the wall clock and
+        its length in seconds: of the few thousand with the highest numbers below ``before``; older ones cost nothing.
+        """
         rows = self._db.execute(
-            "SELECT * FROM attempts WHERE id < ? AND state <> 'running' AND gpus <> '[]' AND engine = 'local'"
-            " AND ended_mono IS NOT NULL ORDER BY id DESC LIMIT ?",
+            "SELECT * FROM (SELECT * FROM attempts WHERE id < ? ORDER BY id DESC LIMIT 4096)"
+            " WHERE state <> 'running' AND gpus <> '[]' AND engine = 'local' AND ended_mono IS NOT NULL LIMIT ?",
             (before, limit),
         ).fetchall()
         found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -22,7 +22,7 @@ from gpuherd.web.calendar_view import (
     FieldProblem,
     MachineReservations,
     Reservations,
-    monday_of,
+    first_day,
     own_week,
     request_of,
 )
@@ -35,9 +35,13 @@ _KEY = "reservations"
 _ACTIONS = 4
 
 
-@cache
-def _machine() -> MachineReservations:
-    return MachineReservations()
+def _machine(request: Request) -> MachineReservations:
+    """That of this server, made when it is first asked for."""
+    state = request.app.state
+    if not hasattr(state, "reservations"):
+        state.reservations = MachineReservations()
+    made: MachineReservations = state.reservations
+    return made
 
 
 @lru_cache(maxsize=1)
@@ -47,52 +51,53 @@ def _limiter() -> anyio.CapacityLimiter:
 
 def feed_of(request: Request) -> Feed[Reservations]:
     """The look at the reservations that all requests share."""
-    return services(request).feeds.of((_KEY,), _machine().read, EVERY_S)
+    return services(request).feeds.of((_KEY,), _machine(request).read, EVERY_S)
 
 
 async def show(request: Request) -> Response:
     """The page."""
-    return await _page(request, _monday(request.query_params.get("week", "")))
+    return await _page(request, _first(request.query_params.get("from", "")))
 
 
 async def events(request: Request) -> ASGIApp:
     """What changes in the week."""
-    monday = _monday(request.query_params.get("week", ""))
-    return EventStream(services(request).streams, changes(feed_of(request), partial(_fragments, monday)))
+    first = _first(request.query_params.get("from", ""))
+    return EventStream(services(request).streams, changes(feed_of(request), partial(_fragments, first)))
 
 
 async def reserve(request: Request) -> Response:
     """Makes the reservation of the form; one that can't be made is explained there."""
     fields = form(request)
-    monday = _monday(fields.get("week", ""))
+    first = _first(fields.get("shown", ""))
     try:
         wanted = request_of(fields, time.time())
-        made = await anyio.to_thread.run_sync(_machine().reserve, wanted, limiter=_limiter())
+        made = await anyio.to_thread.run_sync(_machine(request).reserve, wanted, limiter=_limiter())
     except FieldProblem as problem:
-        return await _page(request, monday, fields, {problem.field: str(problem)}, 422)
+        return await _page(request, first, fields, {problem.field: str(problem)}, 422)
     except CannotReserve as problem:
-        return await _page(request, monday, fields, {"gpus": str(problem)}, 409)
+        return await _page(request, first, fields, {"gpus": str(problem)}, 409)
     except GpuherdError as problem:
-        return await _page(request, monday, fields, {"form": str(problem)}, 409)
+        return await _page(request, first, fields, {"form": str(problem)}, 409)
     services(request).feeds.expire(_KEY)
-    week = monday_of("", made.reservation.since)
-    return RedirectResponse(f"/reservations?week={week}&made={made.reservation.id}", 303)
+    begin = date.fromtimestamp(made.reservation.since)
+    shown = first if first <= begin < first + timedelta(days=7) else begin
+    return RedirectResponse(f"/reservations?from={shown}&made={made.reservation.id}", 303)
 
 
 async def give_back(request: Request) -> Response:
     """Cancels a reservation of the user's."""
-    monday, wanted = _monday(form(request).get("week", "")), form(request).get("id", "")[:100]
+    first, wanted = _first(form(request).get("shown", "")), form(request).get("id", "")[:100]
     try:
         await anyio.to_thread.run_sync(cancel, wanted, limiter=_limiter())
     except GpuherdError as problem:
-        return await _page(request, monday, {}, {"list": str(problem)}, 409)
+        return await _page(request, first, {}, {"list": str(problem)}, 409)
     services(request).feeds.expire(_KEY)
-    return RedirectResponse(f"/reservations?week={monday}&cancelled=1", 303)
+    return RedirectResponse(f"/reservations?from={first}&cancelled=1", 303)
 
 
 async def _page(
     request: Request,
-    monday: date,
+    first: date,
     fields: Mapping[str, str] | None = None,
     problems: Mapping[str, str] | None = None,
     status: int = 200,
@@ -100,14 +105,14 @@ async def _page(
     """The page; ``fields`` and ``problems`` of a form that was refused, by the names of fields."""
     look = await feed_of(request).latest()
     found, now = look.value, time.time()
-    parts = {part.id: part.html for part in _fragments(monday, look)}
+    parts = {part.id: part.html for part in _fragments(first, look)}
     made = request.query_params.get("made")
-    week = own_week(found, monday, now)
+    week = own_week(found, first, now)
     return render(
         request,
         "reservations.html",
         title="Reservations",
-        live=f"/reservations/events?week={monday}",
+        live=f"/reservations/events?from={first}",
         status=status,
         found=found,
         week=week,
@@ -121,16 +126,16 @@ async def _page(
     )
 
 
-def _fragments(monday: date, look: Look[Reservations]) -> Sequence[Fragment]:
-    week = own_week(look.value, monday, time.time())
+def _fragments(first: date, look: Look[Reservations]) -> Sequence[Fragment]:
+    week = own_week(look.value, first, time.time())
     context = {"week": week, "late": look.late, "hours": range(HOURS)}
     return [Fragment(name, render_fragment(f"reservations_{name}.html", **context)) for name in ("calendar", "entries")]
 
 
-def _monday(word: str) -> date:
-    """The week that was asked for. Raises HTTPException for what is none."""
+def _first(word: str) -> date:
+    """The first day that was asked for. Raises HTTPException for what is none."""
     try:
-        return monday_of(word, time.time())
+        return first_day(word, time.time())
     except ValueError as problem:
         raise HTTPException(400, str(problem)) from None
 

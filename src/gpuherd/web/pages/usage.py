@@ -9,9 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpuherd.ledger.figures import csv_of
+from gpuherd.ledger.usage import Total, Usage
 from gpuherd.web.bars import bars_of
 from gpuherd.web.page import Page, render, services
-from gpuherd.web.usage_view import BY, DAYS, Span, UsageView, csv_of, file_name, months, read_usage, span_of
+from gpuherd.web.usage_view import BY, DAYS, Span, UsageView, file_name, months, read_usage, span_of
 
 EVERY_S = 60.0
 
@@ -37,7 +39,11 @@ async def download(request: Request) -> Response:
     """The table as a file."""
     view, by = await _asked(request)
     disposition = f'attachment; filename="{file_name(view.span, by)}"'
-    return Response(csv_of(view, by), media_type="text/csv", headers={"content-disposition": disposition})
+    return Response(
+        csv_of(view.sums.get(by, Usage((), Total())), by),
+        media_type="text/csv",
+        headers={"content-disposition": disposition},
+    )
 
 
 async def _asked(request: Request) -> tuple[UsageView, str]:
