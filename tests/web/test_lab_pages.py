@@ -19,6 +19,8 @@ from gpuherd.gpus.reservation_files import ReservationFolder
 from gpuherd.gpus.reservations import read
 from gpuherd.ledger import Recorder
 from gpuherd.standin.machine import SimulatedMachine
+from gpuherd.web.pages import usage
+from gpuherd.web.usage_view import Span, UsageView, read_usage
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 Standin = Callable[..., SimulatedMachine]
@@ -48,7 +50,7 @@ def recorded() -> None:
 def test_usage_is_shown_by_each_key_with_own_rows_marked_and_all_escaped(recorded: None) -> None:
     with visiting() as visitor:
         for by in ("user", "project", "gpu", "command"):
-            page = visitor.get(f"/usage?by={by}")
+            page = visitor.figures(f"/usage?by={by}")
             assert "<b>3.0</b> GPU-hours held" in page
             assert '<tr class="own">' in page
             assert HOSTILE not in page
@@ -73,9 +75,25 @@ def test_usage_that_there_is_not_is_refused(query: str) -> None:
         visitor.get(f"/usage.csv?{query}", 400)
 
 
+def test_a_large_ledger_does_not_hold_up_the_page(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(span: Span) -> UsageView:
+        time.sleep(1.0)
+        return read_usage(span)
+
+    monkeypatch.setattr(usage, "read_usage", slowly)
+    with visiting() as visitor:
+        began = time.monotonic()
+        page = visitor.get("/usage?by=project")
+        assert time.monotonic() - began < 0.9
+        assert 'hx-get="/usage?by=project&amp;month="' in page
+        assert "GPU-hours held" not in page
+        assert "GPU-hours held" in visitor.client.get("/usage?by=project", headers={"hx-request": "true"}).text
+        assert "GPU-hours held" in visitor.get("/usage?by=project")
+
+
 def test_usage_without_a_ledger() -> None:
     with visiting() as visitor:
-        assert "No use of a GPU is recorded" in visitor.get("/usage")
+        assert "No use of a GPU is recorded" in visitor.figures("/usage")
 
 
 # ---- reservations ----------------------------------------------------------------------------------------------------
