@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -31,6 +33,22 @@ def times(*, hours: int = 24, lasting: int = 2) -> dict[str, str]:
     since = (datetime.now() + timedelta(hours=hours)).replace(minute=0)
     until = since + timedelta(hours=lasting)
     return {"from": f"{since:%Y-%m-%dT%H:%M}", "until": f"{until:%Y-%m-%dT%H:%M}"}
+
+
+@pytest.fixture
+def for_all_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedMachine]:
+    """Two simulated GPUs, and a machine's folder that was set up for sharing, which every user can get at."""
+    place = Path(tempfile.mkdtemp(prefix="gpuherd-users-"))
+    place.chmod(0o1777)
+    monkeypatch.setenv("GPUHERD_MACHINE_DIR", str(place))
+    monkeypatch.setenv("GPUHERD_LEASE_DIR", str(place / "leases"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
+    machine = SimulatedMachine.create(place / "gpus", "2x40GB")
+    (place / "gpus").chmod(0o666)
+    machine.activate()
+    yield machine
+    machine.deactivate()
+    shutil.rmtree(place)
 
 
 # ---- usage -----------------------------------------------------------------------------------------------------------
@@ -130,13 +148,36 @@ def test_a_refusal_stands_at_its_field_and_keeps_what_was_written(standin: Stand
         assert len(read()) == 1
 
 
-def test_nobody_elses_reservation_is_given_back(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_reservation_is_not_given_back(standin: Standin) -> None:
     standin("2x40GB")
     with visiting() as visitor:
         for wanted in ("0-ffff", "../../etc/passwd", "", "x" * 10_000):
             page = visitor.post("/reservations/cancel", {"id": wanted}, 409)
             assert "there is no reservation" in page
             assert len(page) < 200_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")
+def test_another_users_reservation_is_seen_and_stays(for_all_users: SimulatedMachine) -> None:
+    begin = time.time() + 7200
+    theirs = ReservationFolder.made().add(for_all_users.uuids[:1], begin, begin + 7200, "theirs")
+    with visiting() as visitor:
+        assert f'value="{theirs.id}"' in visitor.get("/reservations")
+        # Loads all modules too, which another user need not be able to read.
+        visitor.post("/reservations", {"gpus": "9", "name": "", **times()}, 409)
+    os.seteuid(54_321)
+    try:
+        with visiting() as visitor:
+            page = visitor.get("/reservations")
+            assert f"entry-{theirs.id}" in page
+            assert f'value="{theirs.id}"' not in page  # no button
+            page = visitor.post("/reservations/cancel", {"id": theirs.id}, 409)
+            assert "only they and root can cancel" in page
+            page = visitor.post("/reservations", {"gpus": "1", "name": "mine", **times()})
+            assert "Reserved: GPU" in page
+    finally:
+        os.seteuid(0)
+    assert {(each.uid, each.name) for each in read()} == {(0, "theirs"), (54_321, "mine")}
 
 
 def test_a_reservation_needs_the_token_of_the_form(standin: Standin) -> None:
