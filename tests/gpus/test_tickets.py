@@ -57,7 +57,8 @@ def test_a_ticket_is_read_as_it_was_written_and_gone_when_withdrawn(folder: Path
     own.keep(folder, NEED, now)
     assert own.problem is None
     (found,) = TicketReader().read(folder, now)
-    assert found == NEED.ticket(own.name, os.geteuid(), pytest.approx(now, abs=0.1))
+    assert abs(found.since - now) < 0.1
+    assert found == NEED.ticket(own.name, os.geteuid(), found.since)
     assert TicketReader().read(folder, now, own=own.name) == ()
     own.keep(folder, Need(gpus=1), now)
     assert [ticket.gpus for ticket in TicketReader().read(folder, now)] == [1]
@@ -168,7 +169,8 @@ def test_who_has_watched_a_ticket_knows_for_how_long_it_waits(folder: Path, plan
     reader.read(folder, now)
     path.write_text(json.dumps({"gpus": 2, "since": now}))
     (found,) = reader.read(folder, now + 1000)
-    assert (found.gpus, found.since) == (2, pytest.approx(now, abs=0.1))
+    assert found.gpus == 2
+    assert found.since == pytest.approx(now, abs=0.1)
     (fresh,) = TicketReader().read(folder, now + 1000)
     assert fresh.since == pytest.approx(now + 1000, abs=5)
 
@@ -197,7 +199,7 @@ def test_of_very_many_only_some_are_read_and_no_one_is_pushed_out(folder: Path, 
 
 
 @as_root
-def test_a_ticket_of_others_is_not_removed_and_a_reader_hinders_nobody(folder: Path, plant: Callable[..., Path]) -> None:
+def test_tickets_of_others_stay_and_a_reader_hinders_nobody(folder: Path, plant: Callable[..., Path]) -> None:
     path = folder / f"{BOB}.1.0.ticket"
     path.write_text("{}")
     os.chown(path, BOB, BOB)

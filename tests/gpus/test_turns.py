@@ -195,9 +195,7 @@ class _World:
         """All users always want all GPUs, each in jobs of its own size and length."""
         gpus = len(self.free) + len(self.held)
         while self.now < until:
-            tickets = [
-                Ticket(str(uid), uid, self.since[uid], gpus, size) for uid, (size, _, _) in self.users.items()
-            ]
+            tickets = [Ticket(str(uid), uid, self.since[uid], gpus, size) for uid, (size, _, _) in self.users.items()]
             loads = {
                 uid: Load(self.used[uid], sum(holder == uid for holder in self.held.values()), weight)
                 for uid, (_, _, weight) in self.users.items()

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from tests import browsing
 from tests.ledger.uses import use
+from tests.patience import wait_until
 from tests.web.serving import Serving, serving
 from tests.web.visiting import Visit
 
 from gpuherd.gpus.leases import LeaseFolder, LeaseNote
 from gpuherd.ledger import Recorder
 from gpuherd.standin.machine import SimulatedMachine
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = browsing.IN_A_BROWSER
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -106,15 +111,26 @@ def test_at_any_width(window: browsing.Window, server: Serving, width: int, sche
     assert visit.fine()
 
 
+def followers(*pages: Page) -> list[Page]:
+    """Those that have an event stream all the time."""
+    return [page for page in pages if page.locator("body").get_attribute("data-connected") == "follows"]
+
+
 @pytest.mark.slow
-def test_a_hidden_tab_lets_its_connection_go_and_ten_tabs_work(window: browsing.Window, server: Serving) -> None:
-    Visit(window, server)
-    context = window.page.context
+def test_ten_tabs_in_sight_share_the_connections_that_a_browser_has(window: browsing.Window, server: Serving) -> None:
+    visit = Visit(window, server)
+    context = visit.page.context
     others = [context.new_page() for _ in range(9)]
     try:
         for page in others:
             page.goto(server.base)
-            assert page.locator(".gpu").count() == 4
+            page.wait_for_selector("body[data-connected]", state="attached")
+        assert len(followers(visit.page, *others)) == 4
+        gone = followers(*others)[0]
+        gone.close()  # one of those that look in takes its place
+        others.remove(gone)
+        wait_until(lambda: len(followers(visit.page, *others)) == 4, within_s=60.0, every_s=0.5)
+        assert visit.page.evaluate("fetch('/').then(answer => answer.status)") == 200
     finally:
         for page in others:
             page.close()

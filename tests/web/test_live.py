@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.web import live
-from gpuherd.web.live import EventStream, Feed, Feeds, Fragment, Look, ReadTimeout, Streams, changes
+from gpuherd.web.live import EventStream, Feed, Feeds, Fragment, Look, Readers, ReadTimeout, Streams, changes
 
 
 @pytest.fixture
-def readers() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as made:
-        yield made
+def readers() -> Readers:
+    return Readers(2)
 
 
 def counting(values: Callable[[int], str]) -> tuple[Callable[[], str], list[int]]:
@@ -34,7 +34,7 @@ def counting(values: Callable[[int], str]) -> tuple[Callable[[], str], list[int]
     return read, reads
 
 
-def test_a_thousand_requests_are_one_read(readers: ThreadPoolExecutor) -> None:
+def test_a_thousand_requests_are_one_read(readers: Readers) -> None:
     read, reads = counting(str)
 
     async def ask() -> list[Look[str]]:
@@ -46,7 +46,7 @@ def test_a_thousand_requests_are_one_read(readers: ThreadPoolExecutor) -> None:
     assert len(reads) == 1
 
 
-def test_a_look_is_read_again_after_its_interval(readers: ThreadPoolExecutor) -> None:
+def test_a_look_is_read_again_after_its_interval(readers: Readers) -> None:
     read, reads = counting(str)
 
     async def ask() -> list[str]:
@@ -60,7 +60,7 @@ def test_a_look_is_read_again_after_its_interval(readers: ThreadPoolExecutor) ->
     assert len(reads) == 2
 
 
-def test_a_failure_is_kept_as_long_as_a_value_and_then_tried_again(readers: ThreadPoolExecutor) -> None:
+def test_a_failure_is_kept_as_long_as_a_value_and_then_tried_again(readers: Readers) -> None:
     def value(number: int) -> str:
         if number == 0:
             raise UsageError("the queue is damaged")
@@ -81,7 +81,7 @@ def test_a_failure_is_kept_as_long_as_a_value_and_then_tried_again(readers: Thre
 
 
 def test_a_read_that_hangs_gives_the_last_value_marked_as_late(
-    readers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    readers: Readers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "PATIENCE_S", 0.05)
     go_on = threading.Event()
@@ -106,7 +106,7 @@ def test_a_read_that_hangs_gives_the_last_value_marked_as_late(
     assert int(last[0]) >= 1
 
 
-def test_a_first_read_that_hangs_is_an_error(readers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_read_that_hangs_is_an_error(readers: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PATIENCE_S", 0.05)
     go_on = threading.Event()
 
@@ -116,6 +116,24 @@ def test_a_first_read_that_hangs_is_an_error(readers: ThreadPoolExecutor, monkey
         go_on.set()
 
     asyncio.run(ask())
+
+
+def test_a_read_that_hangs_keeps_no_process_from_ending() -> None:
+    program = (
+        "import asyncio, threading\n"
+        "from gpuherd.web import live\n"
+        "live.PATIENCE_S = 0.1\n"
+        "async def main():\n"
+        "    feeds = live.Feeds()\n"
+        "    try:\n"
+        "        await feeds.of('a', threading.Event().wait).latest()\n"
+        "    except live.ReadTimeout:\n"
+        "        print('late')\n"
+        "    feeds.close()\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "late\n", "")
 
 
 def test_feeds_that_nobody_asks_for_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +147,7 @@ def test_feeds_that_nobody_asks_for_are_dropped(monkeypatch: pytest.MonkeyPatch)
     feeds.close()
 
 
-def test_only_what_has_changed_is_sent(readers: ThreadPoolExecutor) -> None:
+def test_only_what_has_changed_is_sent(readers: Readers) -> None:
     def value(number: int) -> str:
         if number == 1:
             raise UsageError("a moment without the <driver>")
@@ -214,7 +232,7 @@ def test_streams_end_with_the_server_and_are_bounded() -> None:
     assert second.sent[0]["status"] == 503
 
 
-def test_a_slow_client_gets_the_newest_state_and_no_queue(readers: ThreadPoolExecutor) -> None:
+def test_a_slow_client_gets_the_newest_state_and_no_queue(readers: Readers) -> None:
     read, _ = counting(lambda number: f"state {number}")
 
     async def drive() -> list[bytes]:

@@ -20,9 +20,11 @@ from tests.ledger.uses import use
 from tests.web.serving import ask, serving
 
 from gpuherd.gpus.idle import Check
+from gpuherd.gpus.idle_held import IdleGpu
 from gpuherd.gpus.leases import Holder, LeaseFolder, LeaseNote
-from gpuherd.gpus.turns import Ticket
+from gpuherd.gpus.reservations import Reservation, Standing
 from gpuherd.jobs import clock
+from gpuherd.jobs.monitor.turns import WaitingUser
 from gpuherd.ledger import Recorder
 from gpuherd.standin.machine import SimulatedMachine
 from gpuherd.web.bars import bars_of
@@ -33,12 +35,9 @@ from gpuherd.web.machine_data import (
     GpuView,
     MachineReader,
     MachineView,
-    Waiting,
     by_day,
-    idle_since,
     read_days,
     view_of,
-    waiting_in_order,
 )
 from gpuherd.web.pages.machine import fragments
 
@@ -64,15 +63,15 @@ def shown(view: MachineView) -> str:
     ],
 )
 def test_the_state_of_a_gpu(found: Check, holder: Holder | None, excluded: bool, state: GpuState) -> None:
-    assert view_of(gpu(0), found, holder, excluded=excluded, idle_since=None).state is state
+    assert view_of(gpu(0), found, holder, excluded=excluded).state is state
 
 
 def test_gpus_that_are_split_or_broken_are_marked() -> None:
     parent, instance = split(0, [1])
-    assert view_of(parent, FREE, None, excluded=False, idle_since=None).state is GpuState.SPLIT
-    assert view_of(instance, FREE, None, excluded=False, idle_since=None).state is GpuState.FREE
+    assert view_of(parent, FREE, None).state is GpuState.SPLIT
+    assert view_of(instance, FREE, None).state is GpuState.FREE
     lost = gpu(1, problem="has fallen off the bus")
-    view = view_of(lost, FREE, None, excluded=False, idle_since=None)
+    view = view_of(lost, FREE, None)
     assert view.state is GpuState.UNUSABLE
     html = shown(MachineView((view,)))
     assert "has fallen off the bus" in html
@@ -82,9 +81,10 @@ def test_gpus_that_are_split_or_broken_are_marked() -> None:
 def test_names_of_strangers_are_text_and_nothing_else() -> None:
     stranger = replace(process(), user=HOSTILE, command=HOSTILE)
     hostile = gpu(0, name=HOSTILE, processes=(stranger,), utilisation_percent=50)
-    view = GpuView(hostile, GpuState.HELD, HOSTILE, Holder("GPU-0", 1, HOSTILE, 0.0, HOSTILE))
-    html = shown(MachineView((view,), HOSTILE, HOSTILE, (Waiting(HOSTILE, 1, 0.0),), (HOSTILE,)))
-    assert html.count("&lt;script&gt;") == 9
+    view = GpuView(hostile, GpuState.HELD, HOSTILE, Holder("GPU-0", 1, HOSTILE, 0.0, HOSTILE), reservations=(HOSTILE,))
+    waiting = WaitingUser(user=HOSTILE, uid=7, gpus=1, smallest=2, waited_s=9.0, held=0, used_h=1.0, weight=2.0)
+    html = shown(MachineView((view,), HOSTILE, HOSTILE, (waiting,), (HOSTILE,)))
+    assert html.count("&lt;script&gt;") == 10
     assert "<script" not in html
     assert "<img" not in html
     assert "{{7*7}}" in html
@@ -119,8 +119,8 @@ def test_what_is_held_waited_for_and_idle_is_read(standin: MakeMachine, tmp_path
     assert "train &lt;7&gt;" in html
     assert f"pid {os.getpid()}" in html
     (waiting,) = view.waiting
-    assert (waiting.gpus, waiting.kept, waiting.load_h) == (2, ("2",), 0.0)
-    assert abs(waiting.since - time.time()) < 30
+    assert (waiting.uid, waiting.gpus, waiting.used_h) == (os.geteuid(), 2, 0.0)
+    assert waiting.waited_s < 30
     assert "Waiting for GPUs" in html
     assert view.warnings == ()
 
@@ -144,27 +144,29 @@ def test_a_lease_folder_that_cannot_be_used_is_a_warning(standin: MakeMachine, t
     assert any("what gpuherd holds is not known" in warning for warning in view.warnings)
 
 
-def test_the_user_who_has_used_less_comes_first() -> None:
-    tickets = [Ticket("a", 1, since=10.0, gpus=1), Ticket("b", 2, since=20.0, gpus=1)]
-    views = [GpuView(gpu(0), GpuState.FREE)]
-    free = {views[0].gpu.uuid: 25.0}
-    first, second = waiting_in_order(tickets, views, free, {1: 7200.0}, now=30.0)
-    assert (first.load_h, second.load_h) == (0.0, 2.0)
-    assert (first.kept, second.kept) == (("0",), ())
+def reservation(uid: int, *, since: float = 900.0, until: float = 2000.0, name: str = "") -> Standing:
+    return Standing(Reservation("r1", uid, 1, ("GPU-0",), since, until, name), frozenset({"GPU-0"}))
 
 
-def test_a_gpu_is_idle_only_while_no_one_computes_on_it() -> None:
-    uses = [
-        use("a", gpu="GPU-0", idle_since=100.0),
-        use("b", gpu="GPU-0", idle_since=200.0),
-        use("c", gpu="GPU-1", idle_since=100.0),
-        use("d", gpu="GPU-1"),
-        use("e", gpu="GPU-2"),
-    ]
-    assert idle_since(uses) == {"GPU-0": 200.0}
-    busy = GpuView(gpu(0), GpuState.BUSY, "x", None, idle_since=1000.0 - 7200)
-    assert "without computing for 2 h" in shown(MachineView((busy,)))
-    assert "without computing" not in shown(MachineView((replace(busy, idle_since=950.0),)))
+def test_reservations_of_others_keep_a_free_gpu_and_ones_own_does_not() -> None:
+    me = os.geteuid()
+    theirs = view_of(gpu(0), FREE, None, reserved=[reservation(me + 1, name=HOSTILE)], now=1000.0)
+    assert theirs.state is GpuState.RESERVED
+    html = shown(MachineView((theirs,)))
+    assert html.count("&lt;script&gt;") == 1
+    assert "reserved by others" in html
+    own = view_of(gpu(0), FREE, None, reserved=[reservation(me)], now=1000.0)
+    assert own.state is GpuState.FREE
+    assert "reserved by you" in shown(MachineView((own,)))
+    to_come = view_of(gpu(0), FREE, None, reserved=[reservation(me + 1, since=1500.0)], now=1000.0)
+    assert to_come.state is GpuState.FREE
+    assert len(to_come.reservations) == 1
+
+
+def test_a_gpu_that_is_held_without_being_used_is_told() -> None:
+    idle = IdleGpu("GPU-0", 7200.0, 30_000, (), cores=2.0)
+    html = shown(MachineView((GpuView(gpu(0), GpuState.BUSY, "x", None, idle),)))
+    assert "without being used for 2 h, and uses 2.0 CPU cores meanwhile" in html
 
 
 # ---- the last days ---------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from gpuherd.jobs.settings import NO_SETTINGS, Settings
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
     from gpuherd.gpus.state import Gpu
+    from gpuherd.gpus.tickets import Need
     from gpuherd.jobs.gpu.reserved import ReservedGpus
     from gpuherd.jobs.gpu.watch import GpuWatch
     from gpuherd.jobs.scheduler.types import Decision, GpuView
@@ -192,6 +193,13 @@ class Waiter:
         if watch is None:
             return Taken()
         began = clock.mono()
+        watch.leases.turns.wait(self._need(watch), began)
+        try:
+            return self._take_when_free(watch, began)
+        finally:
+            watch.rest()
+
+    def _take_when_free(self, watch: GpuWatch, began: float) -> Taken:
         while True:
             now = clock.mono()
             watch.look(now, ())
@@ -204,7 +212,6 @@ class Waiter:
             for notice in (*watch.fetch_notices(), *(self._reserved.fetch_notices() if self._reserved else ())):
                 self._tell(notice)
             if taken is not None:
-                watch.rest()
                 self._keep_reservations(taken)
                 self._say_taken(taken, clock.mono() - began)
                 return taken
@@ -236,6 +243,15 @@ class Waiter:
         from gpuherd.jobs.gpu.watch import GpuWatch
 
         return GpuWatch(self._options.gpu_options(), f"run-{os.getpid()}", self._settings)
+
+    def _need(self, watch: GpuWatch) -> Need:
+        """What other users' gpuherds are told of what this command waits for."""
+        from gpuherd.gpus.tickets import Need
+        from gpuherd.jobs.scheduler.types import fits
+
+        gpus, memory_mb = self._options.gpus, self._options.mem
+        usable = frozenset(gpu.uuid for gpu in watch.gpus if fits(gpu, gpus, memory_mb))
+        return Need(gpus=gpus, smallest=gpus, usable=usable or None, jobs=1)
 
     def _open_reserved(self) -> ReservedGpus:
         from gpuherd.jobs.gpu.reserved import ReservedGpus

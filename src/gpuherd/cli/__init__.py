@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, Command] = {
     "reserve cancel": Command("reserve", "give a reservation back"),
     "usage": Command("usage", "who used the GPUs, for what, and how much"),
     "status": Command("status", "show the state of a run: what runs, waits, failed, and why"),
+    "why": Command("why", "why a job waits, whose turn it is, and when it starts"),
     "logs": Command("status", "print the log of a job, or follow it"),
     "top": Command("status", "GPUs, jobs and logs on the full screen"),
     "web": Command("web", "GPUs, jobs and runs as a page in the browser"),

@@ -23,17 +23,21 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gpuherd.gpus.idle import Check
+    from gpuherd.gpus.idle_held import IdleGpu
     from gpuherd.gpus.leases import Holder
     from gpuherd.gpus.query import GpuReader
     from gpuherd.gpus.reservations import Standing
     from gpuherd.gpus.state import Gpu, Machine
+    from gpuherd.jobs.monitor.idle import IdleGpus
     from gpuherd.jobs.monitor.status import LeftOut
+    from gpuherd.jobs.monitor.turns import WaitingUser
     from gpuherd.jobs.run_dir import RunDirectory
     from gpuherd.jobs.scheduler.limits import Allowance
     from gpuherd.jobs.settings import Settings
 
 GPUS = """\
-Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free or why not.
+Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free or why not. A GPU whose memory
+is held for long without computing is shown as idle, with its user.
 
 examples:
   gpuherd gpus                 a table
@@ -65,7 +69,7 @@ class GpuRow:
     """A GPU and what is known of it. ``visible``: the environment shows it to jobs that are started from here;
     ``excluded``: the machine's policy forbids gpuherd to use it; ``left_out``: queues that leave it out for a while;
     ``reserved``: the reservation of it that is in force; ``next_reserved``: the first that is to come; ``lapsed``: one
-    that would be in force had its owner used it."""
+    that would be in force had its owner used it; ``idle``: it is held, and has not been used for long."""
 
     gpu: Gpu
     check: Check
@@ -73,6 +77,7 @@ class GpuRow:
     visible: bool
     excluded: bool = False
     left_out: tuple[LeftOut, ...] = ()
+    idle: IdleGpu | None = None
     reserved: Standing | None = None
     next_reserved: Standing | None = None
     lapsed: Standing | None = None
@@ -93,7 +98,7 @@ class GpuRow:
 class MachineView:
     """The state of the machine at one time. ``lease_problem``: why it is not known what gpuherd holds, if so;
     ``limits``: what this user may hold now; ``held``: how many GPUs they hold; ``warnings``: about the settings files
-    and about queues that can't be read."""
+    and about queues that can't be read; ``waiting``: users who wait for GPUs, in the order of their turns."""
 
     machine: Machine
     rows: tuple[GpuRow, ...]
@@ -103,20 +108,22 @@ class MachineView:
     limits: Allowance
     held: int
     warnings: tuple[str, ...]
+    waiting: tuple[WaitingUser, ...] = ()
 
 
 def run_gpus(args: argparse.Namespace) -> int:
     """Prints the table or JSON once, or by ``--watch`` until Ctrl-C."""
     from gpuherd.gpus.query import GpuReader
+    from gpuherd.jobs.monitor.idle import IdleGpus
 
     threshold_mb = build(ViewOptions, args).gpu_memory_threshold
     queues = _queues(args)
-    driver = GpuReader()
+    driver, idle = GpuReader(), IdleGpus(threshold_mb=threshold_mb)
     indent = 2 if args.watch is None else None
     return print_view(
         args,
-        lambda: [json.dumps(as_json(look(driver, threshold_mb, queues)), indent=indent)],
-        lambda: [as_table(look(driver, threshold_mb, queues))],
+        lambda: [json.dumps(as_json(look(driver, threshold_mb, idle, queues)), indent=indent)],
+        lambda: [as_table(look(driver, threshold_mb, idle, queues))],
     )
 
 
@@ -136,8 +143,8 @@ def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
     return named if own.root in [run.root for run in named] else (own, *named)
 
 
-def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> MachineView:
-    """Queries the driver, the leases, the settings and the queues."""
+def look(driver: GpuReader, threshold_mb: int, idle: IdleGpus, queues: Sequence[RunDirectory] = ()) -> MachineView:
+    """Queries the driver, the leases, the settings and the queues. ``idle`` remembers the looks before."""
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
     from gpuherd.gpus.leases import LeaseFolder
@@ -157,6 +164,7 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
     held = 0 if leases is None else len(leases.held_by(os.geteuid()))
     visible = {gpu.uuid for gpu in visible_in(machine.gpus, os.environ)}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
+    idle_for = idle.look(machine.gpus)
     rows = tuple(
         GpuRow(
             gpu=gpu,
@@ -166,10 +174,19 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
             excluded=is_named(gpu, limits.excluded),
             left_out=tuple(by_uuid[gpu.uuid] for by_uuid in left_out if gpu.uuid in by_uuid),
             **reservations.get(gpu.uuid, {}),
+            idle=idle_for.get(gpu.uuid),
         )
         for gpu in machine.gpus
     )
-    return MachineView(machine, rows, threshold_mb, lease_problem, at, limits, held, (*warnings, *unread))
+    waiting = () if leases is None else _waiting()
+    return MachineView(machine, rows, threshold_mb, lease_problem, at, limits, held, (*warnings, *unread), waiting)
+
+
+def _waiting() -> tuple[WaitingUser, ...]:
+    """The users whose gpuherds wait for GPUs."""
+    from gpuherd.jobs.monitor.turns import read_line, waiting_users
+
+    return waiting_users(read_line())
 
 
 def _reservations(settings: Settings, gpus: Sequence[Gpu], now: float) -> Mapping[str, Mapping[str, Standing]]:
@@ -218,9 +235,12 @@ def _limits(settings: Settings) -> Allowance:
     from datetime import datetime
 
     from gpuherd.gpus.lease_files import user_name
+    from gpuherd.jobs.gpu.turns import WeekUse
     from gpuherd.jobs.scheduler.limits import allowance
 
-    return allowance(settings, user_name(os.geteuid()), datetime.now())
+    user = user_name(os.geteuid())
+    used_s = 0.0 if settings.policy.week_hours(user) is None else WeekUse().of(os.geteuid())
+    return allowance(settings, user, datetime.now(), used_week_s=used_s)
 
 
 def as_json(view: MachineView) -> dict[str, Any]:
@@ -239,8 +259,15 @@ def as_json(view: MachineView) -> dict[str, Any]:
             "changes_at": view.limits.changes_at,
             "warnings": list(view.warnings),
         },
+        "waiting": _waiting_as_json(view),
         "gpus": [_row_as_json(row, view) for row in view.rows],
     }
+
+
+def _waiting_as_json(view: MachineView) -> list[dict[str, Any]]:
+    from gpuherd.jobs.monitor.turns import users_as_json
+
+    return users_as_json(view.waiting)
 
 
 def _row_as_json(row: GpuRow, view: MachineView) -> dict[str, Any]:
@@ -260,6 +287,7 @@ def _row_as_json(row: GpuRow, view: MachineView) -> dict[str, Any]:
         "reserved": _reservation_as_json(row.reserved, view),
         "next_reserved": _reservation_as_json(row.next_reserved, view),
         "lapsed": _reservation_as_json(row.lapsed, view),
+        "idle": None if row.idle is None else _idle_as_json(row.idle, view.at),
         "free": row.free,
         "reason": row.check.reason or _why_not(row, view.at),
     }
@@ -269,6 +297,21 @@ def _reservation_as_json(standing: Standing | None, view: MachineView) -> Mappin
     from gpuherd.jobs.gpu.booking import as_json
 
     return None if standing is None else as_json(standing, view.machine.gpus, view.at)
+
+
+def _idle_as_json(idle: IdleGpu, now: float) -> dict[str, Any]:
+    holders = [
+        {"pid": each.pid, "user": each.user, "command": each.command, "memory_mb": each.memory_mb}
+        for each in idle.holders
+    ]
+    return {
+        "since": now - idle.idle_s,
+        "idle_s": idle.idle_s,
+        "used_mb": idle.used_mb,
+        "cpu_cores": idle.cores,
+        "holders": holders,
+        "sentence": idle.sentence,
+    }
 
 
 def _why_not(row: GpuRow, now: float) -> str:
@@ -371,6 +414,8 @@ def _state(row: GpuRow, now: float) -> Text:
         text.append(f"unusable: {row.gpu.problem}", style="red")
     elif row.free:
         text.append("free", style="green")
+    elif row.idle is not None:
+        text.append(row.idle.sentence, style="yellow")
     elif not row.check.free:
         text.append(f"busy: {row.check.reason}", style="yellow")
     elif row.excluded:
@@ -386,7 +431,7 @@ def _state(row: GpuRow, now: float) -> Text:
         unused = ", and nobody uses it now" if row.check.free else ""
         text.append(("\n" if text else "") + row.holder.sentence(now) + unused, style="cyan")
     for process in row.gpu.processes:
-        if row.check.reason == describe(process):
+        if row.idle is not None or row.check.reason == describe(process):
             continue  # shown already, as the reason
         memory = "N/A" if process.memory_mb is None else f"{process.memory_mb} MB"
         kind = "" if process.compute else ", display"
@@ -405,6 +450,10 @@ def _notes(view: MachineView) -> list[Text]:
     notes = list(view.warnings)
     if view.limits.sentence is not None:
         notes.append(f"Your runs: {view.limits.sentence}; they hold {view.held} now.")
+    if view.waiting:
+        notes.append(
+            f"Waiting for GPUs, in the order of their turns: {', '.join(user.sentence for user in view.waiting)}"
+        )
     hidden = [row.gpu.label for row in view.rows if not row.visible]
     if hidden:
         named = naming_in(os.environ, view.machine.maker)

@@ -200,7 +200,7 @@ class TicketReader:
                 continue
             try:
                 # Not opened before it is clear that it is a plain file of the user in its name.
-                if not _is_plausible(os.lstat(path), uid):  # noqa: PTH116 - for every ticket at every look
+                if not _is_plausible(os.lstat(path), uid):
                     continue
             except OSError:
                 continue
@@ -275,9 +275,7 @@ def _parse(content: bytes, name: str, uid: int) -> Ticket | None:
     """The ticket with this content, None for nonsense. Numbers are bounded to what a machine can have."""
     try:
         said: dict[str, Any] = json.loads(content)
-        gpus, smallest, jobs = (
-            _whole(said.get(key, least), least, most) for key, least, most in _NUMBERS
-        )
+        gpus, smallest, jobs = (_whole(said.get(key, least), least, most) for key, least, most in _NUMBERS)
         since, job_s = float(said["since"]), said.get("job_s")
         usable = said.get("usable")
         if not math.isfinite(since):

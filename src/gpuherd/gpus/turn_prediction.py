@@ -98,8 +98,15 @@ def grown(load: Load, seconds: float, half_life_s: float) -> Load:
     >>> round(grown(Load(used_s=100.0, held=2), 60.0, 7 * 86400.0).used_s, 1)
     220.0
     """
-    lasting_s = half_life_s / math.log(2) * -math.expm1(-seconds * math.log(2) / half_life_s)
-    return replace(load, used_s=decayed(load.used_s, seconds, half_life_s) + load.held * lasting_s)
+    kept, each_s = _growth(seconds, half_life_s)
+    return Load(load.used_s * kept + load.held * each_s, load.held, load.weight)
+
+
+def _growth(seconds: float, half_life_s: float) -> tuple[float, float]:
+    """What is kept of a load after so many seconds, and the GPU-seconds that a GPU held meanwhile adds."""
+    return decayed(1.0, seconds, half_life_s), half_life_s / math.log(2) * -math.expm1(
+        -seconds * math.log(2) / half_life_s
+    )
 
 
 @dataclass(slots=True)
@@ -114,7 +121,11 @@ class _Waiting:
     def now(self) -> Ticket | None:
         """The ticket as it is now; None while none of its jobs could start."""
         gpus = min(self.room, self.jobs * self.ticket.smallest)
-        return replace(self.ticket, gpus=gpus) if gpus >= self.ticket.smallest else None
+        if gpus < self.ticket.smallest:
+            return None
+        if gpus != self.ticket.gpus:
+            self.ticket = replace(self.ticket, gpus=gpus)
+        return self.ticket
 
 
 class _Course:
@@ -177,8 +188,9 @@ class _Course:
     def _step(self) -> None:
         """Goes on to the next event: an end, or a moment from which on a free GPU may be taken by others."""
         at = self._events[0][0]
+        kept, each_s = _growth(at - self._now, self._rules.half_life_s)
         for uid, load in self._loads.items():
-            self._loads[uid] = grown(load, at - self._now, self._rules.half_life_s)
+            self._loads[uid] = Load(load.used_s * kept + load.held * each_s, load.held, load.weight)
         self._now = at
         while self._events and self._events[0][0] <= at:
             _, uuid = heapq.heappop(self._events)
@@ -215,7 +227,7 @@ class _Course:
             taken = self._take(ticket, meant)
             if ticket.key == me:
                 mine = taken
-            elif not taken and meant:
+            if not taken and meant:
                 heapq.heappush(self._events, (given.until[ticket.key] + _AFTER_S, ""))
         if left and not mine and (ticket := self._waiting[me].now()) is not None:
             # Those for whom these were kept have let them go; nothing lapses for one's own ticket.
@@ -230,7 +242,9 @@ class _Course:
         taken = ready[: len(ready) // ticket.smallest * ticket.smallest]
         if not taken:
             return []
-        until = None if ticket.job_s is None else self._now + ticket.job_s
+        # What a ticket says is the word of a stranger.
+        is_known = ticket.job_s is not None and 0 <= ticket.job_s < HORIZON_S
+        until = self._now + (ticket.job_s or 0.0) if is_known else None
         for uuid in taken:
             del self._free[uuid]
             self._quiet.pop(uuid, None)

@@ -55,7 +55,7 @@ class TurnRules:
     half_life_s: float = HALF_LIFE_S
     grace_s: float = 30.0
     keep_share: float = 0.2
-    quantum_s: float = 3600.0
+    quantum_s: float = 300.0
 
 
 RULES = TurnRules()

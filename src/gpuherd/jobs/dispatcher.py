@@ -23,6 +23,7 @@ from typing import Unpack
 
 from gpuherd.engines import host
 from gpuherd.gpus.lease_files import user_name
+from gpuherd.gpus.tickets import Need
 from gpuherd.gpus.visible import variable_of
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import START_AGAIN_S
@@ -57,6 +58,8 @@ _REPORT_WAIT_AFTER_S = 1.5
 _COUNT_DOWN_S = 5.0
 # Number of jobs that a dispatcher expects that serves a queue.
 _MANY = 1_000_000
+# How often the waiting jobs are counted for other users who wait.
+_COUNT_EVERY_S = 10.0
 # A job whose disk was full is considered again after so long.
 _SPACE_AGAIN_S = 5.0
 
@@ -103,6 +106,7 @@ class Dispatcher(Loop):
         self._limits_change_at: float | None = None
         self._ledger_fd: int | None = None
         self._waits_since: float | None = None
+        self._many_wait, self._count_at = 0, 0.0
         self._has_reported_wait = False
         if any(self._sizes) or options.gpu_ids:
             # GPUs that are named are looked up at once, also when the jobs are not known yet.
@@ -142,6 +146,7 @@ class Dispatcher(Loop):
         if self._ledger_fd is None and (fd := self._gpus.ledger.ends_fd) is not None:
             self._ledger_fd = fd
             self._selector.register(fd, selectors.EVENT_READ)
+        self._preemption.end_idleness(self._gpus.fetch_idle_actions(), now)
         for text in self._gpus.fetch_notices():
             self._reporter.notice(text)
         if self._gpus.changed:
@@ -304,9 +309,19 @@ class Dispatcher(Loop):
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
         self._decisions.note(waits, head)
         self._following = () if bounds.closed else tuple(head[wait.job] for wait in waits)
-        wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
-        self._gpus.set_waiting(wanted, now)
+        on_gpus = () if bounds.cpu_only else tuple(head[wait.job] for wait in waits if head[wait.job].gpus)
+        wanted = bool(on_gpus)
+        need = self._need(on_gpus, bounds, now) if on_gpus and self._watch.is_open else None
+        self._gpus.set_waiting(wanted, now, need)
         self._report_first_wait(wanted, now)
+
+    def _need(self, on_gpus: Sequence[QueuedJob], bounds: Limits, now: float) -> Need:
+        """What the jobs that wait for GPUs need, for other users' gpuherds."""
+        if self._watch.leases.turns.others_wait and now >= self._count_at:
+            # A long queue is counted seldom, and only where somebody wants to know.
+            self._many_wait, self._count_at = self._queue.counts().waiting, now + _COUNT_EVERY_S
+        jobs = max(len(on_gpus), self._many_wait) if self._watch.leases.turns.others_wait else len(on_gpus)
+        return self._gpus.need(on_gpus, bounds.most_gpus, jobs, clock.wall())
 
     def _report_first_wait(self, wanted: bool, now: float) -> None:
         """Reports once what a run waits for while none of its jobs runs: without a terminal no status line shows it."""

@@ -21,8 +21,10 @@ Order = Literal["age", "longest"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 YieldTo = Literal["ignore", "pause", "requeue"]
 YIELDS: tuple[YieldTo, ...] = get_args(YieldTo)
+OnIdle = Literal["notify", "pause", "requeue", "cancel"]
+ON_IDLE: tuple[OnIdle, ...] = get_args(OnIdle)
 # Options about the GPUs of this machine, and about jobs on them. The ledger is that of this machine's GPUs.
-_HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others", "project"})
+_HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others", "idle_after", "on_idle", "project"})
 
 # The least value of options with this parser.
 _LEAST: Mapping[Callable[[str], Any] | None, int] = {count: 0, positive_int: 1, seconds: 0, size_or_none_mb: 0}
@@ -162,6 +164,24 @@ class DispatchOptions(EngineOptions, GpuOptions):
         flag="yield",
         help="when another user's process starts on a GPU of ours: only report it, pause our job, or requeue it",
         choices=YIELDS,
+        group="jobs",
+        settable=True,
+    )
+    idle_after: float | None = option(
+        None,
+        help="a job that does not use its GPUs for this time, like 30m, is idle (four times as long before its first "
+        "use; default: never)",
+        parse=duration_s,
+        metavar="TIME",
+        group="jobs",
+        settable=True,
+        unset=("none", "no", "never"),
+    )
+    on_idle: OnIdle = option(
+        "notify",
+        help="what becomes of an idle job: only report it, pause it, requeue it (a job that is idle again and again "
+        "fails), or cancel it",
+        choices=ON_IDLE,
         group="jobs",
         settable=True,
     )

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from gpuherd.web.machine_data import DayUse
 
-WIDTH, HEIGHT, LEFT, BELOW, ABOVE = 720, 180, 40, 20, 8
+WIDTH, HEIGHT, LEFT, RIGHT, BELOW, ABOVE = 720, 180, 32, 12, 20, 8
 # Users with a colour of their own; the others share one.
 _COLOURS = 5
 _OTHERS = "others"
@@ -91,7 +91,7 @@ def bars_of(days: Sequence[DayUse]) -> Bars:
         )
     top_h, step_h = _scale(max(day.total_s for day in days) / 3600)
     base, room = HEIGHT - BELOW, HEIGHT - BELOW - ABOVE
-    pitch = (WIDTH - LEFT) / len(days)
+    pitch = (WIDTH - LEFT - RIGHT) / len(days)
     lines = [
         Line(round(base - room * number * step_h / top_h, 1), f"{number * step_h:g}")
         for number in range(round(top_h / step_h) + 1)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from gpuherd.errors import GpuherdError, clean
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Threads that read. One that hangs (a file server that is gone) costs its thread and holds up no other feed's.
-_READERS = 8
+_READERS = 16
 # How long a request waits for a read before it gets the last known value, or an error if there is none.
 PATIENCE_S = 10.0
 _MOST_FEEDS = 64
@@ -68,13 +69,53 @@ class Fragment:
 Render = Callable[[Look[T]], Sequence[Fragment]]
 
 
+class Readers:
+    """Threads that read, a few at a time. Unlike those of an executor they don't keep the process from ending."""
+
+    def __init__(self, most: int = _READERS) -> None:
+        self._free = asyncio.Semaphore(most)
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuses further reads."""
+        self._closed = True
+
+    async def run(self, read: Callable[[], T]) -> T:
+        """What ``read`` returns or raises, called in a thread."""
+        async with self._free:
+            if self._closed:
+                raise ReadTimeout("the server ends")
+            loop = asyncio.get_running_loop()
+            result: asyncio.Future[T] = loop.create_future()
+
+            def settle(value: T | None, problem: Exception | None) -> None:
+                if result.done():
+                    return
+                if problem is not None:
+                    result.set_exception(problem)
+                else:
+                    result.set_result(cast("T", value))
+
+            def work() -> None:
+                value, problem = None, None
+                try:
+                    value = read()
+                except Exception as raised:  # raised where it is waited for
+                    problem = raised
+                with suppress(RuntimeError):  # the server has ended meanwhile
+                    loop.call_soon_threadsafe(settle, value, problem)
+
+            threading.Thread(target=work, name="gpuherd-web-read", daemon=True).start()
+            return await result
+
+
 class Feed(Generic[T]):
     """One thing that is read again and again, at most once per ``every_s`` seconds, and only when somebody asks.
 
     An exception that ``read`` raises is kept and raised for as long as a value would be.
     """
 
-    def __init__(self, read: Callable[[], T], every_s: float, readers: ThreadPoolExecutor) -> None:
+    def __init__(self, read: Callable[[], T], every_s: float, readers: Readers) -> None:
         self.every_s = every_s
         self._read = read
         self._readers = readers
@@ -103,7 +144,7 @@ class Feed(Generic[T]):
     async def _read_once(self) -> None:
         self._number += 1
         try:
-            value = await asyncio.get_running_loop().run_in_executor(self._readers, self._read)
+            value = await self._readers.run(self._read)
             self._look, self._problem = Look(value, time.time(), self._number), None
         except Exception as problem:  # raised in ``latest``
             self._problem = problem
@@ -130,7 +171,7 @@ class Feeds:
     """The feeds by key, made when first asked for; of too many those are dropped that nobody has asked for longest."""
 
     def __init__(self) -> None:
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="gpuherd-web-read")
+        self._readers = Readers()
         self._feeds: OrderedDict[Hashable, Feed[Any]] = OrderedDict()
 
     def of(self, key: Hashable, read: Callable[[], T], every_s: float = 2.0) -> Feed[T]:
@@ -151,7 +192,7 @@ class Feeds:
 
     def close(self) -> None:
         """Starts no further read; one that hangs is not waited for."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
 
 
 async def changes(feed: Feed[T], render: Render[T]) -> AsyncIterator[Sequence[Fragment]]:

@@ -1,27 +1,32 @@
 """What the machine page shows: GPUs, who uses and holds them, who waits, and how much was used in the last days.
 
-Only what this process's user may read: the driver, the leases' public notes, tickets, the ledger, the policy. A source
-that can't be read leaves its part empty and adds a warning.
+Only what this process's user may read: the driver, the leases' public notes, tickets, reservations, the ledger, the
+policy. A source that can't be read leaves its part empty and adds a warning.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.idle import Check, IdleRule, check
+from gpuherd.gpus.idle_held import IdleGpu
 from gpuherd.gpus.lease_files import user_name
 from gpuherd.gpus.leases import Holder, LeaseFolder
 from gpuherd.gpus.query import GpuReader
+from gpuherd.gpus.reservations import Standing, State, sentence
 from gpuherd.gpus.state import Gpu
-from gpuherd.gpus.tickets import TicketReader
-from gpuherd.gpus.turns import Load, Ticket, assign
 from gpuherd.gpus.visible import is_named
 from gpuherd.jobs import clock
+from gpuherd.jobs.gpu.reserved import standings_now
+from gpuherd.jobs.gpu.turns import line_now
+from gpuherd.jobs.monitor.idle import IdleGpus
+from gpuherd.jobs.monitor.turns import WaitingUser, waiting_users
+from gpuherd.jobs.settings import NO_SETTINGS, Settings, load
 from gpuherd.ledger.reader import Ledger, believed
 from gpuherd.ledger.records import Use
 from gpuherd.ledger.shares import Shares
@@ -34,6 +39,7 @@ class GpuState(StrEnum):
     FREE = "free"
     HELD = "held"
     BUSY = "busy"
+    RESERVED = "reserved"
     EXCLUDED = "excluded"
     SPLIT = "split"
     UNUSABLE = "unusable"
@@ -48,27 +54,16 @@ class GpuView:
         state: whether it can be had.
         reason: why not, as a sentence; "" for a free one.
         holder: who holds its lease.
-        idle_since: wall-clock second since when its memory is held without computing; None while it computes, or where
-            that is unknown.
+        idle: for how long its memory has been held without being used; None where it is used, or not for long.
+        reservations: sentences about the reservations of it that are in force, lapsed or to come, one each.
     """
 
     gpu: Gpu
     state: GpuState
     reason: str = ""
     holder: Holder | None = None
-    idle_since: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A gpuherd that waits for GPUs: of whom, for how many, since which wall-clock second; ``load_h``: GPU-hours that
-    its user has used of late, by the rule of turns; ``kept``: labels of GPUs that are free and kept for it."""
-
-    user: str
-    gpus: int
-    since: float
-    load_h: float | None = None
-    kept: tuple[str, ...] = ()
+    idle: IdleGpu | None = None
+    reservations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ class MachineView:
     gpus: tuple[GpuView, ...] = ()
     problem: str | None = None
     driver_version: str | None = None
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingUser, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def count(self, state: GpuState) -> int:
@@ -99,20 +94,38 @@ class DayUse:
         return sum(self.held_s.values())
 
 
-def view_of(gpu: Gpu, found: Check, holder: Holder | None, *, excluded: bool, idle_since: float | None) -> GpuView:
-    """A GPU for the page, from one look at it."""
+def view_of(
+    gpu: Gpu,
+    found: Check,
+    holder: Holder | None,
+    *,
+    excluded: bool = False,
+    reserved: Sequence[Standing] = (),
+    idle: IdleGpu | None = None,
+    now: float = 0.0,
+) -> GpuView:
+    """A GPU for the page, from one look at it. ``reserved``: its reservations; ``now``: wall-clock seconds."""
+    uid = os.geteuid()
+    words = tuple(sentence(each, _owner(each, uid), now) for each in reserved)
+    view = GpuView(gpu, GpuState.FREE, holder=holder, idle=idle, reservations=words)
     if gpu.mig_instances:
-        return GpuView(gpu, GpuState.SPLIT, "split into the MIG instances below")
+        return replace(view, state=GpuState.SPLIT, reason="split into the MIG instances below")
     if gpu.problem is not None:
-        return GpuView(gpu, GpuState.UNUSABLE, gpu.problem, holder)
+        return replace(view, state=GpuState.UNUSABLE, reason=gpu.problem)
     if holder is not None:
-        unused = "" if not found.free else "nothing runs on it now"
-        return GpuView(gpu, GpuState.HELD, unused, holder, idle_since)
+        return replace(view, state=GpuState.HELD, reason="nothing runs on it now" if found.free else "")
     if not found.free:
-        return GpuView(gpu, GpuState.BUSY, found.reason, None, idle_since)
+        return replace(view, state=GpuState.BUSY, reason=found.reason)
     if excluded:
-        return GpuView(gpu, GpuState.EXCLUDED, "kept from gpuherd by this machine's policy")
-    return GpuView(gpu, GpuState.FREE)
+        return replace(view, state=GpuState.EXCLUDED, reason="kept from gpuherd by this machine's policy")
+    for each, text in zip(reserved, words, strict=True):
+        if each.state(now) is State.IN_FORCE and each.reservation.uid != uid:
+            return replace(view, state=GpuState.RESERVED, reason=text)
+    return view
+
+
+def _owner(standing: Standing, uid: int) -> str:
+    return "you" if standing.reservation.uid == uid else user_name(standing.reservation.uid)
 
 
 class MachineReader:
@@ -120,90 +133,34 @@ class MachineReader:
 
     def __init__(self) -> None:
         self._driver = GpuReader()
-        self._tickets = TicketReader()
+        self._idle = IdleGpus()
         self._shares = Shares()
-        self._free_since: dict[str, float] = {}
 
     def read(self) -> MachineView:
         """The machine now."""
         machine = self._driver.snapshot(errors=True)
         warnings: list[str] = []
+        settings = _settings(warnings)
         folder = _lease_folder(warnings)
         holders = {} if folder is None else folder.holders([gpu.uuid for gpu in machine.gpus])
-        excluded = _excluded(warnings)
-        ledger = Ledger.existing()
-        idle = {} if ledger is None else idle_since([record.use for record in ledger.open_uses()])
+        now = clock.wall()
+        standings = _standings(settings, now, folder, warnings)
+        idle = self._idle.look(machine.gpus)
         rule = IdleRule()
         views = tuple(
             view_of(
                 gpu,
                 check(gpu, rule),
                 holders.get(gpu.uuid),
-                excluded=is_named(gpu, excluded),
-                idle_since=idle.get(gpu.uuid),
+                excluded=is_named(gpu, settings.policy.exclude_gpus),
+                reserved=[each for each in standings if gpu.uuid in each.uuids],
+                idle=idle.get(gpu.uuid),
+                now=now,
             )
             for gpu in machine.gpus
         )
-        waiting = () if folder is None else self._waiting(folder, views, warnings)
+        waiting = () if folder is None else waiting_users(line_now(settings, folder, self._shares))
         return MachineView(views, machine.problem, machine.driver_version, waiting, tuple(warnings))
-
-    def _waiting(self, folder: LeaseFolder, views: Sequence[GpuView], warnings: list[str]) -> tuple[Waiting, ...]:
-        now = clock.mono()
-        free = [view.gpu.uuid for view in views if view.state is GpuState.FREE]
-        self._free_since = {uuid: self._free_since.get(uuid, now) for uuid in free}
-        try:
-            tickets = self._tickets.read(folder.path, now)
-        except OSError as problem:
-            warnings.append(f"who waits is not known: {folder.path} can't be read: {problem.strerror}")
-            return ()
-        if not tickets:
-            return ()
-        used = self._shares.used_by_user(clock.wall())
-        return waiting_in_order(tickets, views, self._free_since, used, now)
-
-
-def waiting_in_order(
-    tickets: Sequence[Ticket],
-    views: Sequence[GpuView],
-    free_since: Mapping[str, float],
-    used_s: Mapping[int, float],
-    now: float,
-) -> tuple[Waiting, ...]:
-    """Who waits, in the order of the rule of turns, and which free GPUs are meant for whom.
-
-    Args:
-        free_since: by UUID, the GPUs that are free, and since when.
-        used_s: GPU-seconds of late by uid, as the ledger has them.
-        now: seconds since boot, as are all other times here.
-    """
-    names = {ticket.uid: user_name(ticket.uid) for ticket in tickets}
-    holders = [view.holder.user for view in views if view.holder is not None]
-    loads = {uid: Load(used_s.get(uid, 0.0), holders.count(name)) for uid, name in names.items()}
-    held = frozenset(view.gpu.uuid for view in views if view.holder is not None)
-    assignment = assign(free_since, tickets, loads, now=now, held=held)
-    labels = {view.gpu.uuid: view.gpu.label for view in views}
-    wall = clock.wall()
-    return tuple(
-        Waiting(
-            user=names[ticket.uid],
-            gpus=ticket.gpus,
-            since=wall - (now - ticket.since),
-            load_h=loads[ticket.uid].used_s / 3600,
-            kept=tuple(sorted(labels[uuid] for uuid in assignment.to[ticket.key])),
-        )
-        for ticket in assignment.order
-    )
-
-
-def idle_since(uses: Iterable[Use]) -> dict[str, float]:
-    """By UUID, since which wall-clock second all who use a GPU hold its memory without computing. GPUs on which one of
-    them computes, or nobody is known, are missing."""
-    found: dict[str, float | None] = {}
-    for use in uses:
-        since = use.idle_since
-        before = found.get(use.gpu, since)
-        found[use.gpu] = None if since is None or before is None else max(since, before)
-    return {uuid: since for uuid, since in found.items() if since is not None}
 
 
 def read_days(count: int) -> tuple[DayUse, ...]:
@@ -241,18 +198,25 @@ def _lease_folder(warnings: list[str]) -> LeaseFolder | None:
         return None
 
 
-def _excluded(warnings: list[str]) -> tuple[str, ...]:
-    """The GPUs that the policy keeps from gpuherd."""
-    from gpuherd.jobs.settings import load
-
+def _settings(warnings: list[str]) -> Settings:
     try:
         settings = load()
     except UsageError as problem:
         # A wrong file prevents starting jobs, but not looking at GPUs.
         warnings.append(str(problem))
-        return ()
+        return NO_SETTINGS
     warnings.extend(settings.warnings)
-    return settings.policy.exclude_gpus
+    return settings
+
+
+def _standings(settings: Settings, now: float, folder: LeaseFolder | None, warnings: list[str]) -> tuple[Standing, ...]:
+    """Reservations that are in force, have lapsed or are to come."""
+    try:
+        found = standings_now(settings.policy, now, leases=folder)
+    except (GpuherdError, OSError) as problem:
+        warnings.append(f"reservations can't be read: {problem}")
+        return ()
+    return tuple(each for each in found if each.state(now) in (State.IN_FORCE, State.LAPSED, State.TO_COME))
 
 
 def machine_name() -> str:

@@ -110,6 +110,8 @@ class GpuWatch:
         self._room_mb: dict[str, int] = {}
         # As of the last look that gave a verdict: the driver is queried for other reasons as well.
         self._was_low: dict[str, bool] = {}
+        self._pictured: dict[str, str | int] = {}
+        self._kept: Mapping[str, str] = {}
         self._notices: list[str] = []
         self._full_look_at = 0.0
         self._all_ours = False
@@ -229,7 +231,7 @@ class GpuWatch:
         # A full one that is due before the next half look is made now: to wake up costs more than to look.
         if now + self._rule.look_s / 2 < self._full_look_at and not self._has_changed(waited_for):
             return False
-        before = self._picture(now)
+        before = self._pictured
         self._get_to_know()
         waited_for = [uuid for uuid in self._gpus if uuid not in ours]
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
@@ -240,9 +242,12 @@ class GpuWatch:
         self._observe(waited_for, now)
         self.leases.look({uuid: self._checks[uuid].free for uuid in waited_for}, now)
         self.leases.ours(ours, now)
+        self.leases.turns.look(now, ours)
         low = any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for)
         self._full_look_at = now + (self._rule.interval_s if low else max(self._rule.interval_s, _FULL_LOOK_S))
-        return before != self._picture(now)
+        # Not the picture of before at this moment: a GPU that was kept for others may be so no more just by now.
+        self._pictured = self._picture(now, ours)
+        return before != self._pictured
 
     def _ask_driver_again(self, now: float) -> bool:
         self._full_look_at = now + DRIVER_PAUSE_S
@@ -318,7 +323,7 @@ class GpuWatch:
 
     def views(self, now: float, ours: Collection[str]) -> tuple[GpuView, ...]:
         """Each GPU with the verdict of the last look, unless that is too long ago to count."""
-        verdicts = self._verdicts(now)
+        verdicts = self._verdicts(now, ours)
         left = self._streaks.left
         return tuple(
             GpuView(
@@ -327,6 +332,7 @@ class GpuWatch:
                 uuid in ours,
                 returning=left.get(uuid, -math.inf) >= now,
                 room_mb=self._room_mb.get(uuid),
+                kept=uuid in self._kept,
             )
             for uuid, gpu in self._gpus.items()
         )
@@ -431,12 +437,12 @@ class GpuWatch:
     def _is_free(self, uuid: str) -> bool:
         return idle.is_free(self._streaks, uuid, self._rule)
 
-    def _picture(self, now: float) -> dict[str, str | int]:
+    def _picture(self, now: float, ours: Collection[str]) -> dict[str, str | int]:
         """The facts that a decision depends on: why each GPU can't be used, or how much memory is free on it."""
-        verdicts = self._verdicts(now)
+        verdicts = self._verdicts(now, ours)
         return {uuid: self._gpus[uuid].free_mb if why is None else why for uuid, why in verdicts.items()}
 
-    def _verdicts(self, now: float) -> dict[str, str | None]:
+    def _verdicts(self, now: float, ours: Collection[str]) -> dict[str, str | None]:
         """Why each GPU can't be used; None for one that can."""
         recent = idle.forgotten(self._streaks, self._rule, now)
         verdicts: dict[str, str | None] = {}
@@ -445,7 +451,9 @@ class GpuWatch:
             if held is None and uuid in self._streaks.clean and uuid not in recent.clean:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._checks[uuid].reason or self._clean(uuid))
-        return verdicts
+        free = [uuid for uuid, why in verdicts.items() if why is None and uuid not in ours]
+        self._kept = self.leases.turns.kept(free, ours, now)
+        return {**verdicts, **self._kept}
 
     def _clean(self, uuid: str) -> str:
         clean = idle.clean_checks(self._streaks, uuid, self._rule)

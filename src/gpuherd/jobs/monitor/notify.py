@@ -1,4 +1,4 @@
-"""Notifications when a run ends or a job has failed: to a command, or to a web address.
+"""Notifications when a run ends, a job has failed or does not use its GPUs: to a command, or to a web address.
 
 The dispatcher hands events to a thread of its own, so that nothing here can hold a run up. Failures come in bursts: the
 first is sent at once, those of the following minute in one notice. The last notice has the end and every failure that
@@ -170,8 +170,13 @@ class Webhook:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """A notification. ``kind``: ``failed`` or ``finished``. ``text``: one line, which chat services show as it is.
-    ``failures``: failures since the last notice, one line each, and ``more_failures`` beyond the first 20.
+    """A notification.
+
+    Attributes:
+        kind: ``failed``, ``idle``, ``finished``, or ``session`` (``gpuherd session`` warns or ends).
+        text: one line, which chat services show as it is.
+        run: the run's folder, or the session's name.
+        failures: failures since the last notice, one line each, and ``more_failures`` beyond the first 20.
     """
 
     kind: str
@@ -284,8 +289,9 @@ class Notifier:
             self._webhook = Webhook(self.channels.url)
 
     def event(self, event: Event) -> None:
-        """Takes an event; of interest are final failures, cancelled jobs and, for a run that stays, ends."""
-        if event.kind in _FAILURES or (event.kind is EventKind.DONE and self.counts is not None):
+        """Takes an event; of interest are final failures, cancelled and idle jobs and, for a run that stays, ends."""
+        always = event.kind in _FAILURES or event.kind is EventKind.IDLE
+        if always or (event.kind is EventKind.DONE and self.counts is not None):
             self._start()
             self._inbox.put(event)
 
@@ -332,6 +338,10 @@ class Notifier:
             if not isinstance(event, Event):
                 self._send(self._finished(bundle, *_ending(event)))
                 return
+            if event.kind is EventKind.IDLE:
+                text = f"gpuherd: a job of {self.run} is idle: {event.text}"
+                self._send(self._notice("idle", text, PendingFailures(), None))
+                continue
             if event.kind in _FAILURES:
                 bundle = bundle.plus(event.text)
             look_at = None if self.counts is None else clock.mono() + _SETTLED_S

@@ -101,6 +101,7 @@ class GpuView:
     node: str = ""
     room_mb: int | None = None
     over_at: float | None = None
+    kept: bool = False
     reserved: Reserved | None = None
 
     @property

@@ -22,8 +22,6 @@ from gpuherd.web.page import Page, Services, render, render_fragment, services
 
 EVERY_S = 2.0
 DAYS, DAYS_EVERY_S = 30, 300.0
-# A shorter time without computing is no news: jobs load and save.
-_IDLE_SHOWN_S = 600.0
 
 
 @cache
@@ -31,27 +29,30 @@ def _reader() -> MachineReader:
     return MachineReader()
 
 
-def feed_of(known: Services) -> Feed[MachineView]:
+def feed_of(request: Request) -> Feed[MachineView]:
     """The look at the machine that all requests share."""
+    return _feed(services(request))
+
+
+def _feed(known: Services) -> Feed[MachineView]:
     return known.feeds.of("machine", lambda: _reader().read(), EVERY_S)
 
 
 async def show(request: Request) -> Response:
     """The page as it is now."""
-    feed = feed_of(services(request))
+    feed = feed_of(request)
     parts = {part.id: Markup(part.html) for part in feed.rendered(await feed.latest(), fragments)}  # noqa: S704
     return render(request, "machine.html", title="Machine", live="/machine/events", parts=parts, days=DAYS)
 
 
 async def events(request: Request) -> ASGIApp:
     """What changes on it."""
-    known = services(request)
-    return EventStream(known.streams, changes(feed_of(known), fragments))
+    return EventStream(services(request).streams, changes(feed_of(request), fragments))
 
 
 def fragments(look: Look[MachineView]) -> Sequence[Fragment]:
     """The parts of the page that change."""
-    context = {"view": look.value, "now": look.at, "late": look.late, "states": GpuState, "idle_shown_s": _IDLE_SHOWN_S}
+    context = {"view": look.value, "now": look.at, "late": look.late, "states": GpuState}
     return [
         Fragment(name, render_fragment(f"machine_{name}.html", **context)) for name in ("summary", "gpus", "waiting")
     ]
@@ -71,5 +72,5 @@ PAGE = Page(
     "Machine",
     0,
     (Route("/", show), Route("/machine/events", events), Route("/machine/history", history)),
-    warm_up=lambda known: feed_of(known).latest(),
+    warm_up=lambda known: _feed(known).latest(),
 )
