@@ -196,7 +196,7 @@ class GpuManager:
 
     def started(self, now: float) -> None:
         """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
-        if self._shared:
+        if self._supervisor.gpus:
             self.ledger.began(self._supervisor.running.values())
         if self._supervisor.gpus and (self._ours_at is None or self._ours_at > now + WATCH_EVERY_S):
             self._ours_at = now + WATCH_EVERY_S

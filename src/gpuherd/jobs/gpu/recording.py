@@ -97,7 +97,11 @@ class AttemptLedger:
             recorder.sample([*(meter.use for meter in self._meters.values()), *sampler.uses])
 
     def began(self, running: Iterable[Attempt]) -> None:
-        """Attempts have begun that share their GPUs: from now on each has a smaller part."""
+        """Attempts have begun: of those that share a GPU each has a smaller part from now on."""
+        if self._recorder is None:
+            # While the first jobs run: loading all this between an end and the next start would cost GPU time.
+            with self._harmless():
+                self._started()
         for attempt in running:
             record = attempt.record
             if record.shared_mb is not None and f"{attempt.tag}/0" not in self._meters:
