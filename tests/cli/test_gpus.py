@@ -216,6 +216,7 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
         "excluded",
         "left_out",
         "lease",
+        *("reserved", "next_reserved", "lapsed"),
         "free",
         "reason",
     }

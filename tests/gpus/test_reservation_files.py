@@ -108,7 +108,12 @@ def test_changes_are_seen_and_unchanged_files_are_not_opened_again(
     assert {each.id for each in reader.read()} == {first.id, second.id}
     opened: list[object] = []
     real = os.open
-    monkeypatch.setattr(os, "open", lambda *words, **named: (opened.append(words[0]), real(*words, **named))[1])
+
+    def note(path: str, *words: int, **named: int) -> int:
+        opened.append(path)
+        return real(path, *words, **named)
+
+    monkeypatch.setattr(os, "open", note)
     assert len(reader.read()) == 2
     assert opened == []
     path = folder.path / f"{first.id}.reservation"

@@ -21,9 +21,13 @@ from gpuherd.gpus.machine_dir import ENVIRONMENT
 from gpuherd.gpus.reservation_files import ReservationFolder
 from gpuherd.gpus.reservations import ReservationLimits, ReservationRules, State
 from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
-from gpuherd.jobs.gpu import reserved as reserved_module
+from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.gpu.booking import CannotReserve, Request, choose_gpus
+from gpuherd.jobs.gpu.health import GpuHealth
+from gpuherd.jobs.gpu.manager import GpuManager
 from gpuherd.jobs.gpu.reserved import ReservedGpus, standings_now
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.scheduler.policy import decide
 from gpuherd.jobs.scheduler.types import GpuView, Reserved, WaitingJob
 from gpuherd.jobs.settings import NO_SETTINGS, Policy, Settings, load
@@ -62,38 +66,33 @@ def test_which_jobs_overrun(limit_s: float | None, expected_s: float | None, in_
     assert reserved(in_s).is_overrun_by(job) is overruns
 
 
-timed_jobs = jobs_strategy.flatmap(
-    lambda jobs: st.tuples(
-        *(
-            st.builds(
-                lambda limit, expected, share, job=job: replace(
-                    job,
-                    limit_s=limit,
-                    expected_s=expected,
-                    share=share and job.gpus == 1 and job.memory_mb is not None,
-                ),
-                st.sampled_from([None, 60.0, 5000.0]),
-                st.sampled_from([None, 60.0, 5000.0]),
-                st.booleans(),
-            )
-            for job in jobs
+@st.composite
+def timed_jobs(draw: st.DrawFn) -> list[WaitingJob]:
+    """Jobs of known and unknown length; some share."""
+    lengths = st.sampled_from([None, 60.0, 5000.0])
+    return [
+        replace(
+            job,
+            limit_s=draw(lengths),
+            expected_s=draw(lengths),
+            share=job.gpus == 1 and job.memory_mb is not None and draw(st.booleans()),
         )
-    )
-)
-reserved_views = views_strategy.flatmap(
-    lambda views: st.tuples(
-        *(
-            st.sampled_from([None, -10.0, 60.0, 600.0, 10_000.0]).map(
-                lambda in_s, view=view: view if in_s is None else replace(view, reserved=reserved(in_s))
-            )
-            for view in views
-        )
-    )
-)
+        for job in draw(jobs_strategy)
+    ]
 
 
-@given(timed_jobs, reserved_views, limits_strategy)
-def test_no_job_starts_where_it_would_overrun_and_the_rest_is_as_if_those_gpus_were_not_there(
+@st.composite
+def reserved_views(draw: st.DrawFn) -> list[GpuView]:
+    """GPUs, some of which others have reserved."""
+    found = []
+    for view in draw(views_strategy):
+        in_s = draw(st.sampled_from([None, -10.0, 60.0, 600.0, 10_000.0]))
+        found.append(view if in_s is None else replace(view, reserved=reserved(in_s)))
+    return found
+
+
+@given(timed_jobs(), reserved_views(), limits_strategy)
+def test_no_job_starts_where_it_would_overrun(
     jobs: Sequence[WaitingJob], views: Sequence[GpuView], limits: object
 ) -> None:
     decision = decide(jobs, views, limits, pick)  # type: ignore[arg-type]
@@ -106,7 +105,27 @@ def test_no_job_starts_where_it_would_overrun_and_the_rest_is_as_if_those_gpus_w
     assert sorted(everyone) == sorted(by_id)
 
 
-@given(timed_jobs, views_strategy, limits_strategy)
+@given(timed_jobs(), reserved_views(), limits_strategy)
+def test_to_a_job_a_gpu_that_it_would_overrun_is_a_busy_one(
+    jobs: Sequence[WaitingJob], views: Sequence[GpuView], limits: object
+) -> None:
+    for each in jobs:
+        job = replace(each, avoid=frozenset())
+        plain = [
+            replace(
+                view,
+                reserved=None,
+                busy="busy"
+                if view.reserved is not None and view.reserved.is_overrun_by(job) and not view.ours
+                else view.busy,
+            )
+            for view in views
+        ]
+        with_it, without = decide([job], views, limits, pick), decide([job], plain, limits, pick)  # type: ignore[arg-type]
+        assert (with_it.starts, with_it.refused) == (without.starts, without.refused)
+
+
+@given(timed_jobs(), views_strategy, limits_strategy)
 def test_a_reservation_beyond_every_jobs_end_changes_nothing(
     jobs: Sequence[WaitingJob], views: Sequence[GpuView], limits: object
 ) -> None:
@@ -415,7 +434,7 @@ def test_a_folder_that_can_t_be_read_holds_nothing_up(
     def fail(self: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(reserved_module.ReservationFolder, "read", fail)
+    monkeypatch.setattr(ReservationFolder, "read", fail)
     seen = ReservedGpus()
     for second in range(3):
         assert not seen.look(0.0, 10.0 * second)
@@ -433,3 +452,27 @@ def test_without_reservations_a_look_costs_next_to_nothing() -> None:
         seen.look(0.0, 2.0 * second)
         assert seen.views(views, 0.0) == views
     assert time.process_time() - began < 1.0
+
+
+@needs_root
+def test_a_change_that_a_look_for_other_reasons_finds_leads_to_a_decision(
+    shared: Path, tmp_path: Path, standin: Callable[..., SimulatedMachine]
+) -> None:
+    """The state for ``gpuherd status`` asks for the same views, and must not swallow the news."""
+    machine = standin("1x40GB")
+    folder, now = ReservationFolder.made(), time.time()
+    identity = make_for_other(machine.uuids, now - 60, now + HOUR, folder)
+    root = RunDirectory(tmp_path / "run")
+    root.root.mkdir()
+    with Queue(root.queue) as queue:
+        options = DispatchOptions(max_checks=1, check_interval=0.02)
+        supervisor = Supervisor(root, queue.tag, options, 1.0)
+        manager = GpuManager(options, queue.tag, supervisor, GpuHealth(queue))
+        manager.watch.open()
+        (view,) = manager.views(100.0, now)
+        assert view.reserved is not None
+        manager.changed = False
+        (folder.path / f"{identity}.reservation").unlink()
+        (view,) = manager.views(110.0, now + 10)
+        assert view.reserved is None
+        assert manager.changed

@@ -296,7 +296,7 @@ class GpuManager:
             # Memory promised on shared GPUs is compared with the memory that is free on them now.
             self._note_use(now)
         left_out = self._health.excluded(wall)
-        self.reserved.look(wall, now)
+        self.changed |= self.reserved.look(wall, now)
         self.watch.preferred = self.reserved.mine(wall)
         views = self.reserved.views(self.watch.views(now, self._supervisor.gpus), wall)
         over_at = self._supervisor.over_at
