@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from gpuherd.gpus.reservation_files import ReservationFolder
 from gpuherd.gpus.reservations import read
 from gpuherd.ledger import Recorder
 from gpuherd.standin.machine import SimulatedMachine
+from gpuherd.web.pages import usage
+from gpuherd.web.usage_view import Span, UsageView, read_usage
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 Standin = Callable[..., SimulatedMachine]
@@ -29,6 +33,22 @@ def times(*, hours: int = 24, lasting: int = 2) -> dict[str, str]:
     since = (datetime.now() + timedelta(hours=hours)).replace(minute=0)
     until = since + timedelta(hours=lasting)
     return {"from": f"{since:%Y-%m-%dT%H:%M}", "until": f"{until:%Y-%m-%dT%H:%M}"}
+
+
+@pytest.fixture
+def for_all_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedMachine]:
+    """Two simulated GPUs, and a machine's folder that was set up for sharing, which every user can get at."""
+    place = Path(tempfile.mkdtemp(prefix="gpuherd-users-"))
+    place.chmod(0o1777)
+    monkeypatch.setenv("GPUHERD_MACHINE_DIR", str(place))
+    monkeypatch.setenv("GPUHERD_LEASE_DIR", str(place / "leases"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place / "config"))
+    machine = SimulatedMachine.create(place / "gpus", "2x40GB")
+    (place / "gpus").chmod(0o666)
+    machine.activate()
+    yield machine
+    machine.deactivate()
+    shutil.rmtree(place)
 
 
 # ---- usage -----------------------------------------------------------------------------------------------------------
@@ -48,7 +68,7 @@ def recorded() -> None:
 def test_usage_is_shown_by_each_key_with_own_rows_marked_and_all_escaped(recorded: None) -> None:
     with visiting() as visitor:
         for by in ("user", "project", "gpu", "command"):
-            page = visitor.get(f"/usage?by={by}")
+            page = visitor.figures(f"/usage?by={by}")
             assert "<b>3.0</b> GPU-hours held" in page
             assert '<tr class="own">' in page
             assert HOSTILE not in page
@@ -73,9 +93,25 @@ def test_usage_that_there_is_not_is_refused(query: str) -> None:
         visitor.get(f"/usage.csv?{query}", 400)
 
 
+def test_a_large_ledger_does_not_hold_up_the_page(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(span: Span) -> UsageView:
+        time.sleep(1.0)
+        return read_usage(span)
+
+    monkeypatch.setattr(usage, "read_usage", slowly)
+    with visiting() as visitor:
+        began = time.monotonic()
+        page = visitor.get("/usage?by=project")
+        assert time.monotonic() - began < 0.9
+        assert 'hx-get="/usage?by=project&amp;month="' in page
+        assert "GPU-hours held" not in page
+        assert "GPU-hours held" in visitor.client.get("/usage?by=project", headers={"hx-request": "true"}).text
+        assert "GPU-hours held" in visitor.get("/usage?by=project")
+
+
 def test_usage_without_a_ledger() -> None:
     with visiting() as visitor:
-        assert "No use of a GPU is recorded" in visitor.get("/usage")
+        assert "No use of a GPU is recorded" in visitor.figures("/usage")
 
 
 # ---- reservations ----------------------------------------------------------------------------------------------------
@@ -112,13 +148,36 @@ def test_a_refusal_stands_at_its_field_and_keeps_what_was_written(standin: Stand
         assert len(read()) == 1
 
 
-def test_nobody_elses_reservation_is_given_back(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_reservation_is_not_given_back(standin: Standin) -> None:
     standin("2x40GB")
     with visiting() as visitor:
         for wanted in ("0-ffff", "../../etc/passwd", "", "x" * 10_000):
             page = visitor.post("/reservations/cancel", {"id": wanted}, 409)
             assert "there is no reservation" in page
             assert len(page) < 200_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")
+def test_another_users_reservation_is_seen_and_stays(for_all_users: SimulatedMachine) -> None:
+    begin = time.time() + 7200
+    theirs = ReservationFolder.made().add(for_all_users.uuids[:1], begin, begin + 7200, "theirs")
+    with visiting() as visitor:
+        assert f'value="{theirs.id}"' in visitor.get("/reservations")
+        # Loads all modules too, which another user need not be able to read.
+        visitor.post("/reservations", {"gpus": "9", "name": "", **times()}, 409)
+    os.seteuid(54_321)
+    try:
+        with visiting() as visitor:
+            page = visitor.get("/reservations")
+            assert f"entry-{theirs.id}" in page
+            assert f'value="{theirs.id}"' not in page  # no button
+            page = visitor.post("/reservations/cancel", {"id": theirs.id}, 409)
+            assert "only they and root can cancel" in page
+            page = visitor.post("/reservations", {"gpus": "1", "name": "mine", **times()})
+            assert "Reserved: GPU" in page
+    finally:
+        os.seteuid(0)
+    assert {(each.uid, each.name) for each in read()} == {(0, "theirs"), (54_321, "mine")}
 
 
 def test_a_reservation_needs_the_token_of_the_form(standin: Standin) -> None:

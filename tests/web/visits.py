@@ -28,6 +28,12 @@ class Visitor:
         assert response.status_code == status, response.text
         return response.text
 
+    def figures(self, path: str) -> str:
+        """The text of a page that may fetch its figures when it is open: with them."""
+        response = self.client.get(path, headers={"hx-request": "true"})
+        assert response.status_code == 200, response.text
+        return response.text
+
     def post(self, path: str, fields: dict[str, str], status: int = 200) -> str:
         """Sends a form of the page at this path; the text of the page that follows."""
         found = re.search(f'name="{FORM_FIELD}" value="([0-9a-f]+)"', self.get("/machines"))

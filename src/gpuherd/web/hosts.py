@@ -165,11 +165,11 @@ def ask(name: str, *, limit_s: float = LIMIT_S, ended: threading.Event | None = 
     if code != 0:
         return HostLook(name, problem=_why(code, complaint), tried=True)
     try:
-        gpus, problem = parse(printed)
-    except ValueError as problem_found:
-        wrong = f"what its gpuherd prints is not understood ({clean(str(problem_found))}); is it of another version?"
-        return HostLook(name, problem=wrong, tried=True)
-    return HostLook(name, gpus, time.time(), problem, answers=True, tried=True)
+        gpus, reason = parse(printed)
+    except ValueError as mistake:
+        reason = f"what its gpuherd prints is not understood ({clean(str(mistake))}); is it of another version?"
+        return HostLook(name, problem=reason, tried=True)
+    return HostLook(name, gpus, time.time(), reason, answers=True, tried=True)
 
 
 def _why(code: int, complaint: str) -> str:

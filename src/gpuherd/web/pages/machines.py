@@ -79,7 +79,7 @@ async def _fragments(request: Request) -> list[Fragment]:
     known = services(request)
     others = known.hosts.looks()
     try:
-        own = own_look(await machine.feed_of(known).latest(), known.machine)
+        own = own_look(await machine.feed_of(request).latest(), known.machine)
     except (GpuherdError, OSError) as problem:
         own = HostLook(known.machine, problem=str(problem), tried=True)
     return [
