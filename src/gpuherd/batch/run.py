@@ -95,12 +95,13 @@ def become(
     environment = without(os.environ) | visible_environment(taken.gpus)
     if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
-    _record(argv, taken, name, project)
+    record_use(argv, taken, name, project)
     replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})
 
 
-def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | None) -> None:
-    """Leaves the process that records the use of these GPUs, unless none are leased."""
+def record_use(argv: Sequence[str], taken: Taken, name: str | None = None, project: str | None = None) -> None:
+    """Leaves a small process that records the use of these GPUs by this process, and by what it becomes and leaves
+    behind, in the machine's ledger; without leases nothing. Arguments as for ``become``."""
     process = identify(os.getpid())
     if not taken.leases or process is None:
         return

@@ -147,7 +147,10 @@ class GpuManager:
             self._ours_at = now + WATCH_EVERY_S
             return self._look_at_ours(now)
         self._ours_at = now + SAMPLE_EVERY_S if self._wanted else None
-        self.ledger.look((), {}, now, clock.wall(), waits=self._wanted)
+        if self._wanted:
+            self.ledger.look((), {}, now, clock.wall(), waits=True)
+        else:
+            self.ledger.rest(now, clock.wall())
         return ()
 
     def started(self, now: float) -> None:
