@@ -364,7 +364,7 @@ def test_what_leaves_a_gpu_and_comes_back_counts_for_the_time_it_was_there(
     machine.occupy(0, 1000, pid=stranger.pid)
     watch.wait(10)
     watch.wait(10)
-    assert held(folder)[ME] == pytest.approx(25)
+    assert held(folder)[ME] == pytest.approx(30)
     watch.close()
 
 

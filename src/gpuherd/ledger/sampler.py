@@ -264,7 +264,11 @@ class Sampler:
 
     def _first(self, sight: Sight, known: tuple[int, Use] | None, now: float, wall: float) -> Meter:
         """The meter of a process that was not there at the last sample of this sampler."""
-        at = now if self._sampled_at is None else min(now, max(sight.began, self._sampled_at))
+        at = now
+        if self._sampled_at is not None:
+            # One that had begun before the last sample has come to the GPU at some time since then.
+            came = sight.began if sight.began > self._sampled_at else (self._sampled_at + now) / 2
+            at = min(now, came)
         use = Use(
             # Each time that it is seen anew is a use of its own.
             id=f"{sight.key}/{at:.0f}",
