@@ -133,10 +133,10 @@ def believed(records: Iterable[Recorded], reader_uid: int, *, others: bool = Fal
         trusted.sort(key=lambda record: record.use.since)
         covered = 0.0
         for record in trusted:
-            use = record.use if record.use.since >= covered else record.use.within(covered, _EVER)
-            if use is not None:
-                yield record if use is record.use else replace(record, use=use)
-                covered = max(covered, use.until)
+            part = record.use if record.use.since >= covered else record.use.within(covered, _EVER)
+            if part is not None:
+                yield record if part is record.use else replace(record, use=part)
+                covered = max(covered, part.until)
 
 
 def _size(path: Path) -> int:
