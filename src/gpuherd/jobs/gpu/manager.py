@@ -186,7 +186,10 @@ class GpuManager:
             self._look_for_idle(now)
             return actions
         self._ours_at = now + SAMPLE_EVERY_S if self._wanted else None
-        self.ledger.look((), {}, now, clock.wall(), waits=self._wanted)
+        if self._wanted:
+            self.ledger.look((), {}, now, clock.wall(), waits=True)
+        else:
+            self.ledger.rest(now, clock.wall())
         return ()
 
     def fetch_idle_actions(self) -> tuple[IdleAction, ...]:
@@ -297,7 +300,10 @@ class GpuManager:
             self._note_use(now)
         left_out = self._health.excluded(wall)
         self.changed |= self.reserved.look(wall, now)
-        self.watch.preferred = self.reserved.mine(wall)
+        self.watch.preferred, self.watch.without_turns = (
+            self.reserved.mine(wall),
+            frozenset(self.reserved.in_force(wall)),
+        )
         views = self.reserved.views(self.watch.views(now, self._supervisor.gpus), wall)
         over_at = self._supervisor.over_at
         if not left_out and not self._shared and not over_at:

@@ -74,6 +74,7 @@ class GpuWatch:
         leases: takes GPUs for jobs, within what the user may hold.
         usage: the memory that our attempts use, as of the last look.
         preferred: UUIDs of GPUs that jobs get before all others: those that the user has reserved.
+        without_turns: UUIDs of GPUs on which users take no turns: those that somebody has reserved for now.
         awaits_driver: there are none because the installed driver does not answer (yet): jobs that need a GPU wait, and
             each ``look`` queries the driver again. False where no driver is installed: jobs then run on the CPU.
 
@@ -98,6 +99,7 @@ class GpuWatch:
         self.leases = GpuLeases(settings)
         self.usage = GpuUsage(options.gpu_memory_threshold)
         self.preferred: frozenset[str] = frozenset()
+        self.without_turns: frozenset[str] = frozenset()
         self._faults = GpuFaults()
         self._gpus: dict[str, Gpu] = {}  # as the driver last described them
         self._preference: tuple[str, ...] = ()
@@ -452,10 +454,15 @@ class GpuWatch:
             if held is None and uuid in self._streaks.clean and uuid not in recent.clean:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._checks[uuid].reason or self._clean(uuid))
-        free = [uuid for uuid, why in verdicts.items() if why is None and uuid not in ours]
+        free = [
+            uuid
+            for uuid, why in verdicts.items()
+            if why is None and uuid not in ours and uuid not in self.without_turns
+        ]
         # Those that will be free in a moment count as coming for others who wait for several.
         leaving = self._streaks.left
         coming = [uuid for uuid in self._gpus if self._checks[uuid].free or uuid in leaving]
+        coming = [uuid for uuid in coming if uuid not in self.without_turns]
         self._kept = self.leases.turns.kept(free, ours, now, coming)
         return {**verdicts, **self._kept}
 
