@@ -269,11 +269,11 @@ def test_the_figures_of_users_are_worked_out_from_the_time_in_which_several_wait
     )
     alice, bob = user_figures(history, works)
     assert (alice.gpu_hours, bob.gpu_hours) == (2.0, 1.0)
-    assert (alice.share, bob.share) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert (alice.share, bob.share) == pytest.approx((2 / 3, 1 / 3))
     # One and a half GPU-hours for both while both waited, of which a quarter was due to Alice.
-    assert (alice.contended_gpu_hours, alice.due_gpu_hours) == (pytest.approx(1.0), pytest.approx(0.375))
-    assert (bob.contended_gpu_hours, bob.due_gpu_hours) == (pytest.approx(0.5), pytest.approx(1.125))
-    assert (alice.of_due, bob.of_due) == (pytest.approx(8 / 3), pytest.approx(4 / 9))
+    assert (alice.contended_gpu_hours, alice.due_gpu_hours) == pytest.approx((1.0, 0.375))
+    assert (bob.contended_gpu_hours, bob.due_gpu_hours) == pytest.approx((0.5, 1.125))
+    assert (alice.of_due, bob.of_due) == pytest.approx((8 / 3, 4 / 9))
     assert (alice.predicted_s, bob.predicted_s) == (7.0, None)
     assert alice.first_gpu_s == 0.0
     cells = user_shares(history, works, 4)
