@@ -15,10 +15,11 @@ from tests.simulate.test_recorded import SCENARIOS
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.jobs.job import Job
 from gpuherd.simulate import Recipe, Result, Rules, Scenario, drawn, machine, simulate, spread, variants
+from gpuherd.simulate.charts import user_shares
 from gpuherd.simulate.engine import Simulation
 from gpuherd.simulate.options import TURNAROUND_S
 from gpuherd.simulate.people import User, arrivals, hours_used, user_figures, users, with_expected_costs, works_of
-from gpuherd.simulate.results import History, busy_spans
+from gpuherd.simulate.results import Ending, FinishedAttempt, History, UserHistory, busy_spans
 from gpuherd.simulate.shared import SharedSimulation
 from gpuherd.simulate.workload import Background, Mix, Trial, Work, start_time
 
@@ -247,6 +248,36 @@ def test_a_job_of_a_name_that_nobody_has_is_refused() -> None:
     (alice,) = users("alice")
     with pytest.raises(ValueError, match="one of the users"):
         SharedSimulation(machine("4x80GB"), works_of([(User("bob"), _one(1.0))]), (alice,), Rules())
+
+
+def test_the_figures_of_users_are_worked_out_from_the_time_in_which_several_wait() -> None:
+    """Alice holds two GPUs for 3,600 s and Bob one. Both wait for the first half, then only Alice does."""
+
+    def span(job: int, gpu: int, start: float, end: float) -> FinishedAttempt:
+        return FinishedAttempt(job, (gpu,), start, end, start, Ending.DONE)
+
+    works = [replace(work, user=name) for name in ("alice", "alice", "bob") for work in _one(1.0)]
+    history = History(
+        machines=(3,),
+        attempts=(span(0, 0, 0, 3600), span(1, 1, 0, 3600), span(2, 2, 0, 3600)),
+        visits=(),
+        done=3,
+        failed=0,
+        cancelled=0,
+        refused={},
+        users=(UserHistory("alice", 1.0, ((0.0, 3600.0),), 7.0), UserHistory("bob", 3.0, ((0.0, 1800.0),))),
+    )
+    alice, bob = user_figures(history, works)
+    assert (alice.gpu_hours, bob.gpu_hours) == (2.0, 1.0)
+    assert (alice.share, bob.share) == pytest.approx((2 / 3, 1 / 3))
+    # One and a half GPU-hours for both while both waited, of which a quarter was due to Alice.
+    assert (alice.contended_gpu_hours, alice.due_gpu_hours) == pytest.approx((1.0, 0.375))
+    assert (bob.contended_gpu_hours, bob.due_gpu_hours) == pytest.approx((0.5, 1.125))
+    assert (alice.of_due, bob.of_due) == pytest.approx((8 / 3, 4 / 9))
+    assert (alice.predicted_s, bob.predicted_s) == (7.0, None)
+    assert alice.first_gpu_s == 0.0
+    cells = user_shares(history, works, 4)
+    assert cells == {"alice": pytest.approx([2 / 3] * 4), "bob": pytest.approx([1 / 3] * 4)}
 
 
 def test_needs_are_between_the_jobs_of_one_user() -> None:
