@@ -102,13 +102,18 @@ def remove(place: Path, pid: int) -> None:
 
 
 def remove_dead(place: Path) -> None:
-    """Removes the files of all sessions that are over."""
-    alive = {record.pid for record in read(place)}
+    """Removes the files of all sessions that are over, and what is no record."""
     with suppress(OSError):
-        for path in place.iterdir():
-            if path.stem.isdecimal() and int(path.stem) not in alive:
+        # Records come before requests, which belong to none where there is no record.
+        for path in sorted(place.iterdir(), key=lambda path: path.suffix != ".json"):
+            if path.stem.isdecimal() and not _is_of_live_session(path):
                 with suppress(OSError):
                     path.unlink()
+
+
+def _is_of_live_session(path: Path) -> bool:
+    record = _record(path.with_suffix(".json"))
+    return record is not None and record.is_alive
 
 
 def read(place: Path) -> tuple[SessionRecord, ...]:
