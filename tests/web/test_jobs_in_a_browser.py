@@ -129,7 +129,6 @@ def test_at_any_width(window: browsing.Window, server: Serving, scene: Scene, wi
         f"/runs/{key}",
     ):
         visit.go(path)
-        visit.page.wait_for_selector("main .card, main p")
         assert visit.fits(), path
         assert visit.accessible()
     assert visit.fine()

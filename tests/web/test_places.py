@@ -23,11 +23,20 @@ def test_a_folder_of_runs_stands_for_the_runs_in_it(tmp_path: Path) -> None:
         (top / name / "run.json").write_text(json.dumps(record))
     (top / "esd").mkdir()
     (top / "esd" / "esd_results_summary.csv").write_text("model\n")
+    for name in ("stats", "coverage"):
+        (top / "unfinished" / name).mkdir(parents=True)
     (top / ".hidden").mkdir()
     Scene(top / ".hidden" / "run")
     (top / "link").symlink_to(top / "a")
     found = {place.title: place for place in Places([top]).all()}
-    assert found.keys() == {"outputs/first/2026-11-22", "outputs/a", "outputs/b", "outputs/c", "outputs/esd"}
+    assert found.keys() == {
+        "outputs/first/2026-11-22",
+        "outputs/a",
+        "outputs/b",
+        "outputs/c",
+        "outputs/esd",
+        "outputs/unfinished",
+    }
     assert found["outputs/first/2026-11-22"].has_queue
     assert {title: place.results for title, place in found.items()} == {
         "outputs/first/2026-11-22": None,
@@ -35,8 +44,9 @@ def test_a_folder_of_runs_stands_for_the_runs_in_it(tmp_path: Path) -> None:
         "outputs/b": Results.POSTTRAIN,
         "outputs/c": Results.ANSWERS,
         "outputs/esd": Results.SPECTRA,
+        "outputs/unfinished": Results.SPECTRA,
     }
-    assert len({place.key for place in found.values()}) == 5
+    assert len({place.key for place in found.values()}) == 6
 
 
 def test_the_kinds_are_those_that_the_rooms_write(tmp_path: Path) -> None:

@@ -21,8 +21,11 @@ from tests.web.scenes import HOSTILE, Scene, job, place_of
 from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs import JobState
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState, StateFile
+from gpuherd.jobs.lock import _NAME as _MACHINE_FILE
+from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.web import actions, places, queue_views
 from gpuherd.web.actions import Action, Forbidden, carry_out
+from gpuherd.web.log_views import read_end
 from gpuherd.web.pages import queues
 from gpuherd.web.queue_views import PAGE_JOBS, Filter, NotThere, names_of, read_job, read_jobs, read_queue
 
@@ -221,6 +224,26 @@ def test_two_threads_may_look_at_once(scene: Scene) -> None:
     for look in looks:
         look.join()
     assert found == [7] * 8
+
+
+@pytest.mark.timeout(30)
+def test_fifos_in_place_of_files_hold_nobody_up(scene: Scene) -> None:
+    scene.in_all_states()
+    for path in (
+        scene.run.lock,
+        scene.run.state_file,
+        scene.run.attempt_progress(scene.busy.id),
+        scene.run.queue.with_name(_MACHINE_FILE),
+        scene.run.run_json,
+        scene.run.attempt_log("busy", 1),
+    ):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    assert read_queue(scene.place).total == 7
+    assert DispatcherLock.holder(scene.run.lock) is None
+    busy = read_job(scene.place, 3)
+    attempt = busy.attempt(None)
+    assert busy.line.done is None and attempt is not None and read_end(attempt.log, os.geteuid()) is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -21,6 +21,7 @@ class Visit:
         self, window: Window, server: Serving, *, width: int = 1280, scheme: str = "light", live: bool = True
     ) -> None:
         self.page: Page = window.page
+        self.page.goto("about:blank")  # the page before asks a server that has gone
         self.server = server
         self.complaints, self.requests = window.complaints, window.requests
         self.complaints.clear()

@@ -230,8 +230,11 @@ def results_of(folder: Path) -> Results | None:
     kind = record.get("kind")
     if isinstance(kind, str) and kind in _KINDS:
         return _KINDS[kind]
-    table = _state(folder / _TABLE_OF_SPECTRA)
-    return Results.SPECTRA if table is not None or ((folder / "stats").is_dir() and record) else None
+    if _state(folder / _TABLE_OF_SPECTRA) is not None:
+        return Results.SPECTRA
+    # Unfinished, or imported: there is no table of all models yet.
+    is_spectra = (folder / "stats").is_dir() and (bool(record) or (folder / "coverage").is_dir())
+    return Results.SPECTRA if is_spectra else None
 
 
 def _record(path: Path) -> dict[str, object]:
