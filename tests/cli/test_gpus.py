@@ -207,7 +207,7 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
     told = as_json()
     assert told.keys() == {
         *("time", "driver_version", "cuda_version", "problem", "lease_problem", "memory_threshold_mb", "limits"),
-        "gpus",
+        *("waiting", "gpus"),
     }
     first = told["gpus"][0]
     assert first.keys() == {field.name for field in fields(Gpu)} | {
@@ -217,6 +217,7 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
         "left_out",
         "lease",
         *("reserved", "next_reserved", "lapsed"),
+        "idle",
         "free",
         "reason",
     }

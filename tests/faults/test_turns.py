@@ -90,7 +90,7 @@ def lab(
             (place / name).mkdir()
             (place / name).chmod(0o1777)
         rules = place / "policy.toml"
-        rules.write_text(f'[turns]\ngrace = "3s"\n{policy}')
+        rules.write_text(f'[turns]\ngrace = "3s"\nslice = "500ms"\n{policy}')
         for name in ("machine", "events"):
             (place / name).touch()
         shutil.copy(standin("4x40GB").path, place / "machine")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.gpus.reservations import ReservationLimits, ReservationRules
-from gpuherd.jobs.settings import load, user_file
+from gpuherd.jobs.settings import TurnPolicy, load, user_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "sharing-politely.md"
 
@@ -29,6 +29,8 @@ def test_both_files_are_right_and_every_key_is_there(tmp_path: Path, monkeypatch
     assert settings.policy.idle_lease_s == 4 * 3600
     assert (settings.policy.max_gpus("alice"), settings.policy.max_gpus("bob")) == (6, 4)
     assert settings.policy.hours.max_gpus == 2
+    assert (settings.policy.week_hours("alice"), settings.policy.week_hours("bob")) == (500, 300)
+    assert settings.policy.turns == TurnPolicy(weights={"alice": 2.0})
     assert settings.policy.reservation_limits("bob").max_s == 48 * 3600
 
 
@@ -42,8 +44,10 @@ def test_the_policy_of_the_page_on_reservations(tmp_path: Path, monkeypatch: pyt
     found = load().policy
     assert (found.reservation_limits("alice").max_gpus, found.reservation_limits("bob").max_gpus) == (8, 4)
     # The page names the defaults.
-    usual = ReservationRules(limits=ReservationLimits(4, 48 * 3600, 14 * 86400), limits_of=found.reservations.limits_of)
-    assert found.reservations == usual
+    usual = ReservationRules(
+        limits=ReservationLimits(4, 48 * 3600, 14 * 86400), limits_of=found.reservation_rules.limits_of
+    )
+    assert found.reservation_rules == usual
 
 
 def test_the_python_of_the_page_on_reservations_runs(capsys: pytest.CaptureFixture[str]) -> None:

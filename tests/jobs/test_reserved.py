@@ -188,13 +188,13 @@ def test_the_policys_table(policy: Callable[[str], Policy]) -> None:
         "[users.alice]\nmax_gpus = 3\n[users.alice.reservations]\nmax_gpus = 8\n"
         '[users.bob.reservations]\nmax_hours = "3d"\n'
     )
-    rules = found.reservations
+    rules = found.reservation_rules
     assert (rules.enabled, rules.lapse_after_s, rules.unknown_horizon_s) == (False, 600.0, 0.0)
     assert rules.limits == ReservationLimits(2, 12 * HOUR, 7 * 24 * HOUR)
     # No more than she may hold.
     assert found.reservation_limits("alice") == ReservationLimits(3, 12 * HOUR, 7 * 24 * HOUR)
     assert found.reservation_limits("bob") == ReservationLimits(2, 72 * HOUR, 7 * 24 * HOUR)
-    assert policy("").reservations == ReservationRules()
+    assert policy("").reservation_rules == ReservationRules()
 
 
 @pytest.mark.parametrize(

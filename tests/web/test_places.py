@@ -81,13 +81,16 @@ def test_own_queues_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_only_a_folder_of_ones_own_that_others_can_not_write_is_trusted(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "run")
-    assert scene.place.trusted
-    scene.run.root.chmod(0o777)
-    assert not scene.place.trusted and "chmod o-w" in scene.place.why_not_trusted
-    scene.run.root.chmod(0o775)
-    assert scene.place.trusted
-    scene.run.queue.chmod(0o666)
-    assert not scene.place.trusted
+    for root, queue, trusted in (
+        (0o755, 0o600, True),
+        (0o777, 0o600, False),
+        (0o775, 0o600, True),
+        (0o755, 0o666, False),
+    ):
+        scene.run.root.chmod(root)
+        scene.run.queue.chmod(queue)
+        assert scene.place.trusted is trusted
+    assert "chmod o-w" in scene.place.why_not_trusted
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -18,6 +21,9 @@ from tests.web.scenes import HOSTILE, Scene, job, place_of
 from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs import JobState
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState, StateFile
+from gpuherd.web import actions, places, queue_views
+from gpuherd.web.actions import Action, Forbidden, carry_out
+from gpuherd.web.pages import queues
 from gpuherd.web.queue_views import PAGE_JOBS, Filter, NotThere, names_of, read_job, read_jobs, read_queue
 
 
@@ -215,3 +221,29 @@ def test_two_threads_may_look_at_once(scene: Scene) -> None:
     for look in looks:
         look.join()
     assert found == [7] * 8
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_queue_that_this_user_may_not_read_is_named_with_its_owner() -> None:
+    place = Path(tempfile.mkdtemp(prefix="gpuherd-web-"))
+    try:
+        scene = Scene(place / "run")
+        scene.in_all_states()
+        scene.run.root.chmod(0o755)
+        place.chmod(0o755)
+        os.seteuid(12345)
+        found = place_of(scene.run.root)
+        assert not found.trusted and found.owner == "root"
+        problem = read_queue(found).problem
+        assert problem is not None and "permission denied; it is root's" in problem
+        with pytest.raises(Forbidden):
+            carry_out(found, Action("cancel", all_jobs=True))
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("module", [actions, places, queue_views, queues], ids=lambda module: module.__name__)
+def test_examples_in_the_texts_are_true(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.failed == 0 and found.attempted > 0

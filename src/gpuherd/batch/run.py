@@ -84,6 +84,7 @@ def become(
     *,
     name: str | None = None,
     project: str | None = None,
+    is_session: bool = False,
 ) -> None:
     """Replaces this process by the command on these GPUs. Returns only by raising CannotBecome.
 
@@ -91,17 +92,18 @@ def become(
 
     Args:
         name, project: what it is called there; without a project that of the folder.
+        is_session: it is a session there (``gpuherd session``).
         inherited: the descriptors that we inherited; of all others the command gets only the leases.
         threads: CPU threads for numeric libraries, unless the user has set a number.
     """
     environment = without(os.environ) | visible_environment(taken.gpus)
     if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
-    _record(argv, taken, name, project)
+    _record(argv, taken, name, project, is_session=is_session)
     replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})
 
 
-def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | None) -> None:
+def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | None, *, is_session: bool) -> None:
     """Leaves the process that records the use of these GPUs, unless none are leased."""
     process = identify(os.getpid())
     if not taken.leases or process is None:
@@ -110,17 +112,17 @@ def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | 
     from gpuherd.ledger.records import Kind, Use
     from gpuherd.ledger.watcher import leave_watcher
 
-    now = clock.wall()
+    now, kind = clock.wall(), Kind.SESSION if is_session else Kind.RUN
     with suppress(OSError):  # a folder that was removed
         project = project or Path.cwd().name or None
     leave_watcher(
         [
             Use(
-                id=f"run/{process.boot[:8]}/{process.pid}-{process.start_ticks}/{position}",
+                id=f"{kind}/{process.boot[:8]}/{process.pid}-{process.start_ticks}/{position}",
                 uid=os.geteuid(),
                 gpu=gpu.uuid,
                 label=gpu.label,
-                kind=Kind.RUN,
+                kind=kind,
                 job=name,
                 project=project,
                 command=command_name(argv),
@@ -229,7 +231,7 @@ class Waiter:
         if watch.problem is not None:
             return (), watch.problem if watch.awaits_driver else None
         passing = self._passing(watch)
-        chosen = watch.choose(passing, self._options.gpus, self._options.mem)
+        chosen = watch.choose([gpu for gpu in watch.gpus if gpu.uuid in passing], self._options.gpus, self._options.mem)
         return ((), decided.waits[0].reason if decided.waits else None) if chosen is None else (chosen, None)
 
     @property
@@ -321,7 +323,7 @@ class Waiter:
         reason = decided.waits[0].reason if decided.waits else "somebody else was faster"
         needed = f"{options.gpus} GPU" + ("s" if options.gpus > 1 else "")
         too_few = self._allowed is not None and self._allowed < options.gpus
-        if options.no_wait and (too_few or len(self._passing(watch)) < options.gpus):
+        if options.no_wait and (too_few or len(self._passing(watch) - _kept(watch)) < options.gpus):
             raise NoGpuFree(f"{needed} can't be had at once: {reason}")
         now = clock.mono()
         if options.wait is not None and now - began >= options.wait:
@@ -332,8 +334,8 @@ class Waiter:
         pause = watch.look_in_s(now)
         time.sleep(pause if options.wait is None else max(0.0, min(pause, options.wait - (now - began))))
 
-    def _passing(self, watch: GpuWatch) -> list[Gpu]:
-        """GPUs that this look found free, whatever earlier looks found."""
+    def _passing(self, watch: GpuWatch) -> set[str]:
+        """UUIDs of the GPUs that this look found free, whatever earlier looks found."""
         from gpuherd.gpus.idle import IdleRule, check
         from gpuherd.gpus.leases import LeaseFolder
         from gpuherd.jobs.scheduler.types import WaitingJob
@@ -346,13 +348,8 @@ class Waiter:
             for view in self._views(watch)
             if view.reserved is not None and view.reserved.is_overrun_by(job)
         }
-        return [
-            gpu
-            for gpu in watch.gpus
-            if check(gpu, rule).free
-            and gpu.uuid not in reserved
-            and (leases is None or leases.holder(gpu.uuid) is None)
-        ]
+        free = {gpu.uuid for gpu in watch.gpus if check(gpu, rule).free} - reserved
+        return {uuid for uuid in free if leases is None or not leases.is_held(uuid)}
 
     def _keep_reservations(self, taken: Taken) -> None:
         """Our reservations of these GPUs must not lapse while the command, which this process becomes, runs."""
@@ -362,3 +359,8 @@ class Waiter:
     def _say_taken(self, taken: Taken, after_s: float) -> None:
         labels = ", ".join(gpu.label for gpu in taken.gpus)
         self._tell(f"on GPU {labels}" + (f" after {after_s:.0f} s" if after_s >= 1 else ""))
+
+
+def _kept(watch: GpuWatch) -> set[str]:
+    """UUIDs of the GPUs that we could have now if it were not another user's turn."""
+    return {view.gpu.uuid for view in watch.views(clock.mono(), ()) if view.kept}

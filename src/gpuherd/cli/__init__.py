@@ -12,10 +12,15 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command: its module in this package, and its line in the list of commands."""
+    """A command: its module in this package, and its line in the list of commands.
+
+    ``is_apart``: of two words, whose first also takes a command of the user's behind ``--``: a single parser could not
+    tell that from the second word.
+    """
 
     module: str
     summary: str
+    is_apart: bool = False
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -38,6 +43,9 @@ COMMANDS: Mapping[str, Command] = {
     "batch": Command("batch", "run the commands of a file, each as a job"),
     "export": Command("batch", "write jobs as files for a cluster or a shell, to submit by hand"),
     "run": Command("batch", "wait for free GPUs and run a command on them"),
+    "session": Command("session", "wait for free GPUs for interactive work, and give them back when unused"),
+    "session list": Command("session", "list your sessions, and when they end", is_apart=True),
+    "session extend": Command("session", "keep a session for some more time", is_apart=True),
     "submit": Command("queue", "put a command into your own queue"),
     "up": Command("queue", "work off your own queue in the background"),
     "down": Command("queue", "stop what gpuherd up has started"),

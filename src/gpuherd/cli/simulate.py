@@ -87,7 +87,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 def _scenario(sources: Sequence[str], options: SimulateOptions) -> Scenario:
     from gpuherd.simulate.workload import MONDAY, Scenario
 
-    if not sources and options.jobs is None:
+    if not sources and options.jobs is None and options.users is None:
         raise UsageError("name a run folder or a job file, or say --jobs N, one of them; see gpuherd simulate --help")
     if (options.machine is None) == (options.machines is None):
         raise UsageError("say which GPUs: --machine 8x80GB, or --machines 125x8x80GB")
@@ -110,10 +110,8 @@ def _shared_work(sources: Sequence[str], options: SimulateOptions) -> tuple[tupl
     if not by_user and options.users is None:
         if options.user_arrives is not None or options.user_hours is not None:
             raise UsageError("--user-arrives and --user-hours are for several users; name them: --users alice:2,bob")
-        if len(sources) > 1 or (sources and options.jobs is not None):
-            raise UsageError(
-                "name a run folder or a job file, or say --jobs N, one of them; for several users alice=FOLDER bob=FILE"
-            )
+        if sources and options.jobs is not None:
+            raise UsageError("name a run folder or a job file, or say --jobs N, one of them")
         return (), _jobs(sources[0] if sources else None, options, Random(options.seed))  # noqa: S311 - no secret
 
     from gpuherd.simulate.people import with_histories, works_of

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpuherd.gpus.turns import RULES, Load, Ticket, TurnRules, assign, decayed
+from gpuherd.gpus.turns import RULES, Assignment, Load, Ticket, TurnRules, assign, decayed, goes_on
 
 # A prediction gives up after so many events, or so far ahead.
 MOST_STEPS = 5_000
@@ -149,8 +149,8 @@ class _Course:
         }
         self._loads = dict(loads)
         self._free = dict(free)
-        # Which users a GPU that has come free was left by, and from when on others may take it.
-        self._quiet: dict[str, tuple[int, float]] = {}
+        # By which user a GPU that has come free was left, when, and from when on others may take it.
+        self._quiet: dict[str, tuple[int, float, float]] = {}
         self._held: dict[str, HeldGpu] = {}
         self._events: list[tuple[float, str]] = []
         self._before: dict[str, int] = {}
@@ -204,9 +204,9 @@ class _Course:
         self._add_held(gpu.uid, -1)
         if gpu.ticket in self._waiting:
             self._waiting[gpu.ticket].room += 1
+        ready = self._now + self._quiet_s
+        self._quiet[gpu.uuid] = (gpu.uid, self._now, ready)
         if self._quiet_s > 0:
-            ready = self._now + self._quiet_s
-            self._quiet[gpu.uuid] = (gpu.uid, ready)
             heapq.heappush(self._events, (ready, gpu.uuid))
 
     def _add_held(self, uid: int, more: int) -> None:
@@ -219,14 +219,14 @@ class _Course:
             return []
         tickets = [ticket for each in self._waiting.values() if (ticket := each.now()) is not None]
         given = assign(self._free, tickets, self._loads, now=self._now, held=self._held.keys(), rules=self._rules)
-        mine: list[str] = []
+        mine = self._go_on(given, me)
         left = set(self._free)
         for ticket in given.order:
-            meant = given.to[ticket.key]
+            meant = given.to[ticket.key] & self._free.keys()
             left -= meant
             taken = self._take(ticket, meant)
             if ticket.key == me:
-                mine = taken
+                mine += taken
             if not taken and meant:
                 heapq.heappush(self._events, (given.until[ticket.key] + _AFTER_S, ""))
         if left and not mine and (ticket := self._waiting[me].now()) is not None:
@@ -236,10 +236,34 @@ class _Course:
             mine = self._take(ticket, own.to[me])
         return mine
 
+    def _go_on(self, given: Assignment, me: str) -> list[str]:
+        """Lets users go on with GPUs that their own jobs leave now, where the rule has them do so though the GPUs are
+        meant for others. Returns those that the ticket ``me`` takes."""
+        mine: list[str] = []
+        meant_for = {uuid: ticket.uid for ticket in given.order for uuid in given.to[ticket.key]}
+        left_by: dict[int, list[str]] = {}
+        for uuid, (uid, left_at, _) in self._quiet.items():
+            if left_at == self._now and meant_for.get(uuid, uid) != uid:
+                left_by.setdefault(uid, []).append(uuid)
+        for ticket in given.order:
+            more = len(given.to[ticket.key])
+            on: list[str] = []
+            for uuid in sorted(left_by.pop(ticket.uid, ())):
+                load, other = (self._loads.get(uid, Load()) for uid in (ticket.uid, meant_for[uuid]))
+                if (ticket.usable is None or uuid in ticket.usable) and goes_on(load, other, more, self._rules):
+                    on.append(uuid)
+                    more += 1
+            taken = self._take(ticket, on)
+            mine += taken if ticket.key == me else []
+        return mine
+
     def _take(self, ticket: Ticket, meant: Iterable[str]) -> list[str]:
         """The ticket's gpuherd starts jobs on as many of these GPUs as are quiet and make whole jobs."""
+        waiting = self._waiting[ticket.key]
+        current = waiting.now()
         ready = sorted(uuid for uuid in meant if self._is_ready(uuid, ticket.uid))
-        taken = ready[: len(ready) // ticket.smallest * ticket.smallest]
+        most = 0 if current is None else min(len(ready), current.gpus)
+        taken = ready[: most // ticket.smallest * ticket.smallest]
         if not taken:
             return []
         # What a ticket says is the word of a stranger.
@@ -250,7 +274,6 @@ class _Course:
             self._quiet.pop(uuid, None)
             self._hold(HeldGpu(uuid, ticket.uid, until, ticket.key))
         self._add_held(ticket.uid, len(taken))
-        waiting = self._waiting[ticket.key]
         waiting.ticket = replace(waiting.ticket, since=self._now)
         waiting.jobs -= len(taken) // ticket.smallest
         waiting.room -= len(taken)
@@ -259,5 +282,5 @@ class _Course:
         return taken
 
     def _is_ready(self, uuid: str, uid: int) -> bool:
-        left_by, ready_at = self._quiet.get(uuid, (uid, 0.0))
+        left_by, _, ready_at = self._quiet.get(uuid, (uid, 0.0, 0.0))
         return left_by == uid or ready_at <= self._now

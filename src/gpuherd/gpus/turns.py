@@ -19,7 +19,10 @@ The rule
    it in the last ``keep_share`` of each period in which its waiting time doubles. These windows grow with the waiting
    time, so that large jobs are not starved however long the jobs of others are, and GPUs are kept idle for a ticket
    during no more than ``keep_share`` of the time that it waits. All gpuherds see the same windows.
-5. A user alone has everything at once, and GPUs are never kept for one ticket of a user from another of the same user.
+5. A user whose own job has just left a GPU goes on with it while the user's load is less than ``slice_s`` GPU-seconds
+   above that of whose turn it is (``goes_on``): a GPU that changes hands stands still for the quiet time, which short
+   jobs would otherwise pay for one by one.
+6. A user alone has everything at once, and GPUs are never kept for one ticket of a user from another of the same user.
 
 >>> tickets = [Ticket("a", uid=1, since=0.0, gpus=4), Ticket("b", uid=2, since=5.0, gpus=4)]
 >>> loads = {1: Load(used_s=7200.0), 2: Load()}
@@ -50,12 +53,14 @@ class TurnRules:
             free GPU is taken.
         keep_share: GPUs are kept for a job that needs more than are free during this share of the time it waits.
         quantum_s: what a GPU that is held counts, in GPU-seconds, beside the time for which it has been held.
+        slice_s: by so many GPU-seconds a user may be ahead and go on with a GPU that the user's own job has left.
     """
 
     half_life_s: float = HALF_LIFE_S
     grace_s: float = 30.0
     keep_share: float = 0.2
     quantum_s: float = 300.0
+    slice_s: float = 60.0
 
 
 RULES = TurnRules()
@@ -234,6 +239,17 @@ def window_end(waited_s: float, rules: TurnRules = RULES) -> float | None:
     first_s = max(rules.grace_s, _SHORTEST_WINDOW_S)
     begin = first_s * 2.0 ** math.floor(math.log2(max(1.0, waited_s / first_s)))
     return 2 * begin if waited_s >= (2 - rules.keep_share) * begin else None
+
+
+def goes_on(mine: Load, other: Load, more: int, rules: TurnRules = RULES) -> bool:
+    """Whether a user may take again a GPU that the user's own job has just left, though it is another user's turn.
+
+    ``more``: how many others the user goes on with at the same time.
+
+    >>> goes_on(Load(used_s=1050.0), Load(used_s=1000.0), 0), goes_on(Load(used_s=1070.0), Load(used_s=1000.0), 0)
+    (True, False)
+    """
+    return mine.value(more, rules) - rules.slice_s / mine.weight <= other.value(0, rules)
 
 
 def decayed(used_s: float, age_s: float, half_life_s: float) -> float:

@@ -143,10 +143,10 @@ class Dispatcher(Loop):
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
             self._orphans.sweep([*running, *prefork.traces], now)
         self._preemption.give_way(self._gpus.keep_time(now, may_start=self.stop_level is StopLevel.GO_ON), now)
+        self._preemption.end_idleness(self._gpus.fetch_idle_actions(), now)
         if self._ledger_fd is None and (fd := self._gpus.ledger.ends_fd) is not None:
             self._ledger_fd = fd
             self._selector.register(fd, selectors.EVENT_READ)
-        self._preemption.end_idleness(self._gpus.fetch_idle_actions(), now)
         for text in self._gpus.fetch_notices():
             self._reporter.notice(text)
         if self._gpus.changed:
@@ -316,7 +316,9 @@ class Dispatcher(Loop):
         self._report_first_wait(wanted, now)
 
     def _need(self, on_gpus: Sequence[QueuedJob], bounds: Limits, now: float) -> Need:
-        """What the jobs that wait for GPUs need, for other users' gpuherds."""
+        """What the jobs that wait for GPUs need, for other users' gpuherds: nothing while none may start."""
+        if bounds.closed is not None:
+            return Need(gpus=0)
         if self._watch.leases.turns.others_wait and now >= self._count_at:
             # A long queue is counted seldom, and only where somebody wants to know.
             self._many_wait, self._count_at = self._queue.counts().waiting, now + _COUNT_EVERY_S

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
-from gpuherd.gpus.reservations import LIMITS, ReservationLimits, ReservationRules
-from gpuherd.gpus.reservations import RULES as RESERVATION_RULES
 from gpuherd.gpus.turns import RULES, TurnRules
 from gpuherd.options import Option, WrongType, by_spelling, did_you_mean, option_fields, parse_value
 from gpuherd.units import amount, count, duration_s, gpu_names, positive_int
 
 if TYPE_CHECKING:
     from argparse import Namespace
+
+    # Loaded when they are used: ``gpuherd submit`` needs nothing of GPUs.
+    from gpuherd.gpus.reservations import ReservationLimits, ReservationRules
 
 IDLE_LEASE_S = 4 * 3600.0
 # A shorter time would break leases of jobs that load their data.
@@ -203,7 +204,7 @@ class Policy:
     turns: TurnPolicy = TurnPolicy()
     week_hours_per_user: float | None = None
     week_hours_of: Mapping[str, float] = field(default_factory=dict)
-    reservations: ReservationRules = RESERVATION_RULES
+    reservations: ReservationRules | None = None
     idle_after_s: float | None = None
     path: Path | None = None
 
@@ -215,9 +216,16 @@ class Policy:
         """The most GPUs that this user may hold on the machine; None for as many as there are."""
         return self.max_gpus_of.get(user, self.max_gpus_per_user)
 
+    @property
+    def reservation_rules(self) -> ReservationRules:
+        """The rules of reservations: the usual ones where the policy has none."""
+        from gpuherd.gpus.reservations import RULES
+
+        return RULES if self.reservations is None else self.reservations
+
     def reservation_limits(self, user: str) -> ReservationLimits:
         """The most that this user may reserve: no more GPUs than they may hold."""
-        limits = self.reservations.of(user)
+        limits = self.reservation_rules.of(user)
         known = [most for most in (limits.max_gpus, self.max_gpus(user)) if most is not None]
         return replace(limits, max_gpus=min(known, default=None))
 
@@ -430,7 +438,7 @@ def _is_enabled(table: _Table) -> bool:
 
 
 def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
-    table = top.table("turns", ("enabled", "half_life", "grace", "keep_share"))
+    table = top.table("turns", ("enabled", "half_life", "grace", "slice", "keep_share"))
     enabled = _is_enabled(table)
     keep_share = table.get("keep_share", amount)
     if keep_share is not None and keep_share > 1:
@@ -442,6 +450,7 @@ def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
     given = {
         "half_life_s": table.get("half_life", duration_s),
         "grace_s": table.get("grace", duration_s),
+        "slice_s": table.get("slice", duration_s),
         "keep_share": keep_share,
     }
     rules = replace(RULES, **{name: value for name, value in given.items() if value is not None})
@@ -449,6 +458,9 @@ def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
 
 
 def _reservations(table: _Table, users: Mapping[str, _Table]) -> ReservationRules:
+    from gpuherd.gpus.reservations import LIMITS, ReservationRules
+    from gpuherd.gpus.reservations import RULES as RESERVATION_RULES
+
     enabled = _is_enabled(table)
     limits = _reservation_limits(table, LIMITS)
     lapse_after, horizon = table.get("lapse_after", duration_s), table.get("unknown_horizon", _duration_or_none_s)
@@ -468,6 +480,8 @@ def _reservations(table: _Table, users: Mapping[str, _Table]) -> ReservationRule
 
 
 def _reservation_limits(table: _Table, usual: ReservationLimits) -> ReservationLimits:
+    from gpuherd.gpus.reservations import ReservationLimits
+
     most, longest, ahead = (
         table.get("max_gpus", count),
         table.get("max_hours", _hours_s),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, SESSION_VARIABLE
 from gpuherd.ledger.metering import Look, Meter, begun, part_of
 from gpuherd.ledger.recorder import Recorder
 from gpuherd.ledger.records import Use, line_of, use_of
@@ -99,7 +99,9 @@ def _watch_short_command(pidfd: int, uses: Sequence[Use]) -> None:
     os.dup2(read_end, 0)
     os.set_inheritable(pidfd, True)
     # A job that waits for its own processes, where the command is a part of one, must not wait for this one.
-    environment = {name: value for name, value in os.environ.items() if name != ATTEMPT_VARIABLE}
+    # Nor must the end of a session end it.
+    no_longer = (ATTEMPT_VARIABLE, SESSION_VARIABLE)
+    environment = {name: value for name, value in os.environ.items() if name not in no_longer}
     os.execve(sys.executable, [sys.executable, "-P", "-m", "gpuherd.ledger.watcher"], environment)  # noqa: S606
 
 

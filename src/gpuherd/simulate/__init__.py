@@ -94,7 +94,7 @@ def _run(scenario: Scenario, rules: Rules, progress: Callable[[int, int], None] 
     if scenario.users:
         return _run_shared(scenario, rules, progress)
     if rules.names_turns:
-        raise UsageError("turns, half_life, grace and keep_share are for several users: --users alice:2,bob")
+        raise UsageError("turns, half_life, grace, slice and keep_share are for several users: --users alice:2,bob")
     if rules.policy == "guides":
         return run_guides(machines, works, scenario.background, scenario.seed, progress)
     if rules.policy == "handover":

@@ -259,15 +259,22 @@ class Rules:
     )
     grace: float | None = _turns(
         None,
-        help="how long a free GPU is kept for the user whose turn it is (default: 30s; longer than the quiet time of "
-        "--max-checks in any case)",
+        help="how long a free GPU is kept for the user whose turn it is (default: 30s, and longer than the quiet time "
+        "in any case)",
+        parse=duration_s,
+        metavar="TIME",
+    )
+    slice: float | None = _turns(
+        None,
+        help="by so many GPU-seconds a user may be ahead and go on with a GPU that the user's own job has left "
+        "(default: 60s)",
         parse=duration_s,
         metavar="TIME",
     )
     keep_share: float | None = _turns(
         None,
         help="for a job that needs more GPUs than are free, those are kept for this share of the time that it has "
-        "waited (default: 0.1)",
+        "waited (default: 0.2)",
         parse=_keep_share,
         metavar="SHARE",
     )
@@ -319,8 +326,9 @@ class Rules:
             raise UsageError(f"quiet_max_gpus={self.quiet_max_gpus} is below 0")
         if self.half_life is not None and self.half_life <= 0:
             raise UsageError(f"half_life={self.half_life} is not a length of time above 0")
-        if self.grace is not None and self.grace < 0:
-            raise UsageError(f"grace={self.grace} is below 0")
+        for name in ("grace", "slice"):
+            if (getattr(self, name) or 0.0) < 0:
+                raise UsageError(f"{name}={getattr(self, name)} is below 0")
         if self.keep_share is not None and not 0 <= self.keep_share <= 1:
             raise UsageError(f"keep_share={self.keep_share} is not a share from 0 to 1")
         self.settings()
@@ -328,7 +336,8 @@ class Rules:
     @property
     def names_turns(self) -> bool:
         """Whether any rule of several users is given."""
-        return not self.turns or any(each is not None for each in (self.half_life, self.grace, self.keep_share))
+        given = (self.half_life, self.grace, self.slice, self.keep_share)
+        return not self.turns or any(each is not None for each in given)
 
     def turn_rules(self, quiet_s: float) -> TurnRules | None:
         """The rules of the turns on a machine where a free GPU must be quiet for so long; None without turns."""
@@ -342,6 +351,7 @@ class Rules:
             grace_s=max(RULES.grace_s if self.grace is None else self.grace, 1.5 * quiet_s + 1.0),
             keep_share=RULES.keep_share if self.keep_share is None else self.keep_share,
             quantum_s=RULES.quantum_s,
+            slice_s=RULES.slice_s if self.slice is None else self.slice,
         )
 
     def settings(self) -> Settings:

@@ -15,7 +15,7 @@ from datetime import datetime
 from statistics import mean, median
 
 from gpuherd.gpus.turn_prediction import HeldGpu, grown, predict_start
-from gpuherd.gpus.turns import Load, Ticket, TurnRules, assign
+from gpuherd.gpus.turns import Load, Ticket, TurnRules, assign, goes_on
 from gpuherd.jobs.scheduler.types import Start
 from gpuherd.simulate.devices import RunningAttempt, SimulatedGpu, SimulatedGpus
 from gpuherd.simulate.engine import Simulation, idle_rule
@@ -28,6 +28,8 @@ from gpuherd.simulate.workload import MONDAY, ExternalUsers, Machine, Work
 
 # A decision follows so long after the moment at which a GPU is no longer kept, so that it is surely past it.
 _AFTER_S = 0.001
+# For so long after its job has left a GPU a user may go on with it before the user's turn, as in ``jobs.gpu.turns``.
+_LEFT_S = 5.0
 # Of external users, and of GPUs that are not quiet yet, in predictions.
 _NOBODY = 0
 _PROGRESS_EVERY_STEPS = 256
@@ -188,16 +190,17 @@ class UserDispatcher(Simulation):
         if not free:
             self.gpus.keep({})
             return
-        given = assign(
-            free,
-            tickets.values(),
-            self._shared.loads(),
-            now=self._now,
-            me=self.user.name,
-            held=self._held(),
-            rules=rules,
-        )
-        kept = given.kept_for_others(self.user.name)
+        me, loads = self.user.name, self._shared.loads()
+        given = assign(free, tickets.values(), loads, now=self._now, me=me, held=self._coming(), rules=rules)
+        kept = given.kept_for_others(me)
+        more = len(given.to.get(me, ()))
+        for gpu in self.gpus.all:
+            ticket = kept.get(gpu.gpu.uuid)
+            if ticket is None or not gpu.ours_left or self._now - gpu.clean_since > _LEFT_S:
+                continue
+            if goes_on(loads[self.uid], loads[ticket.uid], more, rules):
+                more += 1
+                del kept[gpu.gpu.uuid]
         self.gpus.keep({uuid: ticket.key for uuid, ticket in kept.items()})
         if kept:
             self._wake_at_least_by(min(given.until[ticket.key] for ticket in kept.values()))
@@ -205,8 +208,14 @@ class UserDispatcher(Simulation):
     def _free(self) -> dict[str, float]:
         return {each.gpu.uuid: each.clean_since for each in self.gpus.all if self.gpus.is_free(each)}
 
-    def _held(self) -> frozenset[str]:
-        return frozenset(each.gpu.uuid for each in self.gpus.all if each.attempts or each.holder)
+    def _coming(self) -> frozenset[str]:
+        """GPUs that will be free: those that gpuherds hold, and those that are not quiet yet. Without the latter, what
+        is kept for a large job would be given up whenever another GPU comes free."""
+        return frozenset(
+            each.gpu.uuid
+            for each in self.gpus.all
+            if each.external_since is None and not each.excluded and not self.gpus.is_free(each)
+        )
 
     def _wake_at_least_by(self, second: float) -> None:
         """Plans a decision for when the first GPU is kept for others no longer."""

@@ -77,7 +77,7 @@ def choose_gpus(
         CannotReserve: too few GPUs are free for the whole time. The message says who has them.
     """
     name = user_name(uid)
-    rules, limits = settings.policy.reservations, settings.policy.reservation_limits(name)
+    rules, limits = settings.policy.reservation_rules, settings.policy.reservation_limits(name)
     if not rules.enabled:
         raise UsageError(f"reservations are turned off on this machine, by {settings.policy.path}")
     if request.since < now - _JUST_NOW_S:

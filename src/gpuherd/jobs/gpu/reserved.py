@@ -46,7 +46,7 @@ def weigh(
 ) -> tuple[Standing, ...]:
     """The same of reservations that were read already."""
     names = lru_cache(maxsize=None)(user_name)
-    rules = policy.reservations
+    rules = policy.reservation_rules
     # Leases are asked only where they decide.
     doubtful = [each for each in reservations if lapsed_at(each, now, rules.lapse_after_s) and each.until > now]
     return standings(
@@ -126,7 +126,7 @@ class ReservedGpus:
             return view
         reserved = Reserved(
             strange.reservation.since - wall,
-            self._settings.policy.reservations.unknown_horizon_s,
+            self._settings.policy.reservation_rules.unknown_horizon_s,
             sentence(strange, user_name(strange.reservation.uid), wall),
         )
         busy = reserved.sentence if reserved.in_s <= 0 and view.busy is None and not view.ours else view.busy
@@ -147,7 +147,7 @@ class ReservedGpus:
 
     def note_use(self, uuids: Collection[str], wall: float, now: float) -> None:
         """Jobs of ours use these GPUs: marks our reservations of them that are in force, now and then."""
-        every_s = min(_MARK_EVERY_S, self._settings.policy.reservations.lapse_after_s / 4)
+        every_s = min(_MARK_EVERY_S, self._settings.policy.reservation_rules.lapse_after_s / 4)
         for each in self._standings:
             one = each.reservation
             if one.uid != self._uid or each.uuids.isdisjoint(uuids) or each.state(wall) is not State.IN_FORCE:
@@ -200,7 +200,7 @@ class ReservedGpus:
                 if int(name) > 2 and int(name) != command:
                     with suppress(OSError):
                         os.close(int(name))
-            every_s = min(_MARK_EVERY_S, self._settings.policy.reservations.lapse_after_s / 4)
+            every_s = min(_MARK_EVERY_S, self._settings.policy.reservation_rules.lapse_after_s / 4)
             waits = select.poll()
             waits.register(command, select.POLLIN)
             while clock.wall() < until and not waits.poll(every_s * 1000):

@@ -22,7 +22,7 @@ from gpuherd.errors import GpuherdError, clean
 from gpuherd.gpus.lease_files import base_name, user_name
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.tickets import Need, OwnTicket, TicketReader
-from gpuherd.gpus.turns import Assignment, Load, Ticket, assign, decayed
+from gpuherd.gpus.turns import Assignment, Load, Ticket, assign, decayed, goes_on
 from gpuherd.jobs import clock
 from gpuherd.jobs.scheduler.limits import WEEK_HALF_LIFE_S
 from gpuherd.jobs.settings import Settings, TurnPolicy
@@ -37,6 +37,8 @@ _USED_EVERY_S = 1.0
 _WEEK_EVERY_S = 10.0
 # After a longer time than this without a look, what users held meanwhile is unknown.
 _LONGEST_HOLE_S = 30.0
+# For so long after our job has left a GPU we may go on with it before our turn.
+_LEFT_S = 5.0
 # A GPU that a user could have had and let lapse is not kept for them again for so long.
 _LAPSED_S = 600.0
 
@@ -133,6 +135,10 @@ class Lapses:
             for uuid in given.to[ticket.key]
         }
 
+    def look(self, free: Collection[str]) -> None:
+        """Only these GPUs are free now: the others that were kept have been taken."""
+        self._kept = {uuid: kept for uuid, kept in self._kept.items() if uuid in free}
+
     def took(self, uid: int) -> None:
         """This user has taken a GPU."""
         self._until = {key: until for key, until in self._until.items() if key[0] != uid}
@@ -193,6 +199,7 @@ class GpuTurns:
         self._ours: frozenset[str] = frozenset()
         self._read_at = -math.inf
         self._free: dict[str, float] = {}
+        self._left: dict[str, float] = {}
         self._known: Mapping[int, float] = {}
         self._used_at = -math.inf
         self._names: dict[int, str] = {}
@@ -223,6 +230,11 @@ class GpuTurns:
         """A job of ours has taken its GPUs: what still waits counts as waiting since now."""
         if self._since is not None:
             self._since = now
+
+    def left(self, uuids: Iterable[str], now: float) -> None:
+        """Our own jobs have just left these GPUs."""
+        self._left = {uuid: at for uuid, at in self._left.items() if now - at <= _LEFT_S}
+        self._left.update(dict.fromkeys(uuids, now))
 
     def rest(self) -> None:
         """We wait no more."""
@@ -287,16 +299,20 @@ class GpuTurns:
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
-    def kept(self, free: Collection[str], ours: Collection[str], now: float) -> Mapping[str, str]:
+    def kept(
+        self, free: Collection[str], ours: Collection[str], now: float, coming: Collection[str] = ()
+    ) -> Mapping[str, str]:
         """Which of the GPUs that we could take are kept for others, by UUID, with a sentence each.
 
         Args:
             free: UUIDs of the GPUs that may be taken as far as their own state goes.
             ours: UUIDs of the GPUs that our jobs hold.
+            coming: UUIDs of GPUs that nobody uses, though they are not free for long enough yet.
         """
         if not self._policy.enabled:
             return {}
         self._free = {uuid: self._free.get(uuid, now) for uuid in free}
+        self._lapses.look(free)
         if not free:
             return {}
         if now - self._read_at > (_STALE_S if self.others_wait else _STALE_ALONE_S):
@@ -307,10 +323,28 @@ class GpuTurns:
         mine = (self._need or Need()).ticket(me, self._uid, now if self._since is None else self._since)
         if mine.gpus < mine.smallest:
             mine = replace(mine, gpus=mine.smallest)
-        tickets = self._lapses.without((*self._tickets, mine), {*free, *self._held}, now)
-        given = assign(self._free, tickets, loads, now=now, me=me, held=self._held.keys(), rules=self._policy.rules)
+        held = {*self._held, *ours, *coming}.difference(free)
+        tickets = self._lapses.without((*self._tickets, mine), {*free, *held}, now)
+        given = assign(self._free, tickets, loads, now=now, me=me, held=held, rules=self._policy.rules)
         self._lapses.note(given, free, me, now)
-        return {uuid: self._sentence(ticket, given, loads) for uuid, ticket in given.kept_for_others(me).items()}
+        kept = self._not_gone_on(given.kept_for_others(me), len(given.to.get(me, ())), loads, now)
+        return {uuid: self._sentence(ticket, given, loads) for uuid, ticket in kept.items()}
+
+    def _not_gone_on(
+        self, kept: Mapping[str, Ticket], more: int, loads: Mapping[int, Load], now: float
+    ) -> dict[str, Ticket]:
+        """The same without the GPUs that our own jobs have just left, and with which we go on for a while.
+
+        ``more``: how many are meant for us.
+        """
+        found = {}
+        for uuid, ticket in kept.items():
+            is_left = now - self._left.get(uuid, -math.inf) <= _LEFT_S
+            if is_left and goes_on(loads[self._uid], loads[ticket.uid], more, self._policy.rules):
+                more += 1
+            else:
+                found[uuid] = ticket
+        return found
 
     def _loads(self, ours: Collection[str]) -> dict[int, Load]:
         # Of our own we know better than the last look.

@@ -297,6 +297,7 @@ class GpuWatch:
 
     def released(self, uuids: Collection[str], now: float) -> None:
         """Our job has just left these GPUs: they are looked at soon, and one clean check will do."""
+        self.leases.turns.left(uuids, now)
         for uuid in uuids:
             if uuid in self._gpus:
                 self._streaks = idle.released(self._streaks, uuid, self._rule, now)
@@ -452,7 +453,10 @@ class GpuWatch:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._checks[uuid].reason or self._clean(uuid))
         free = [uuid for uuid, why in verdicts.items() if why is None and uuid not in ours]
-        self._kept = self.leases.turns.kept(free, ours, now)
+        # Those that will be free in a moment count as coming for others who wait for several.
+        leaving = self._streaks.left
+        coming = [uuid for uuid in self._gpus if self._checks[uuid].free or uuid in leaving]
+        self._kept = self.leases.turns.kept(free, ours, now, coming)
         return {**verdicts, **self._kept}
 
     def _clean(self, uuid: str) -> str:

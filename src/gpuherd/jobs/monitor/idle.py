@@ -11,10 +11,14 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuherd.gpus.idle_held import IdleGpu, Looks, idle_gpus, is_idle, observe
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
+
+if TYPE_CHECKING:
+    from gpuherd.ledger import Recorded, Use
 
 _USER_TICKS, _SYSTEM_TICKS = 11, 12  # positions in /proc/<pid>/stat after the command's name
 
@@ -53,9 +57,38 @@ def cpu_seconds(pids: Iterable[int]) -> dict[int, float]:
     return found
 
 
-def known_to_ledger(_wall: float, _mono: float) -> Mapping[str, float]:
-    """By GPU's UUID, for how many seconds the ledger has found it idle; {} without a ledger."""
-    return {}
+def known_to_ledger(wall: float, mono: float) -> Mapping[str, float]:
+    """By GPU's UUID, for how many seconds the ledger has found it idle; {} without a ledger.
+
+    Args:
+        wall, mono: now, by both clocks.
+    """
+    from gpuherd.ledger import Ledger
+
+    ledger = Ledger.existing()
+    if ledger is None:
+        return {}
+    return idle_seconds(ledger.open_uses(), os.geteuid(), wall, mono)
+
+
+def idle_seconds(records: Iterable[Recorded], reader_uid: int, wall: float, mono: float) -> dict[str, float]:
+    """By GPU's UUID, for how many seconds all of its uses that go on have been idle, by those records that are
+    believed. Of one use the last of its records counts. Never longer than the machine is up.
+
+    Args:
+        reader_uid: who asks; ``wall``, ``mono``: now, by both clocks.
+    """
+    latest: dict[str, Use] = {}
+    for record in records:
+        use = record.use
+        is_news = use.id not in latest or use.until >= latest[use.id].until
+        if is_news and record.is_open and record.is_believed_by(reader_uid):
+            latest[use.id] = use
+    found: dict[str, float] = {}
+    for use in latest.values():
+        idle_s = 0.0 if use.idle_since is None else min(mono, max(0.0, wall - use.idle_since))
+        found[use.gpu] = min(idle_s, found.get(use.gpu, idle_s))
+    return found
 
 
 def _after_s() -> float:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -261,6 +262,23 @@ def _url(webhook: str) -> str:
     if "@" in parts.netloc:
         raise UsageError(f"the webhook for {parts.hostname} has a name or password before the host; that is not sent")
     return webhook
+
+
+def deliver(channels: Channels, notice: Notice) -> tuple[str, ...]:
+    """Sends one notice that belongs to no run, and returns once it is sent or given up: why it was not delivered, a
+    sentence for each channel that failed."""
+    problems = []
+    data = notice.to_json()
+    for channel, send in (
+        ("command", None if channels.argv is None else partial(run_command, channels.argv, data, notice.text)),
+        ("webhook", None if channels.url is None else partial(Webhook(channels.url).post, data)),
+    ):
+        try:
+            if send is not None:
+                send()
+        except NotDelivered as problem:
+            problems.append(f"a notice could not be sent by the {channel}: {clean(str(problem))}")
+    return tuple(problems)
 
 
 @dataclass

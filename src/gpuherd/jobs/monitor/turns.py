@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import GpuherdError, clean
-from gpuherd.gpus.lease_files import base_name, user_name
+from gpuherd.gpus.lease_files import base_name, names_in, user_name
 from gpuherd.gpus.leases import LeaseFolder
+from gpuherd.gpus.tickets import ENDING
 from gpuherd.gpus.turn_prediction import HeldGpu, Prediction, predict_start
 from gpuherd.gpus.turns import Ticket
 from gpuherd.jobs import clock
@@ -94,12 +95,20 @@ def waiting_users(line: Line | None) -> tuple[WaitingUser, ...]:
 def read_line(settings: Settings | None = None) -> Line | None:
     """Who waits on this machine now, None where nobody does or that can't be read: for views, which go on without."""
     try:
-        return line_now(load() if settings is None else settings)
-    except GpuherdError:
-        try:
-            return line_now(NO_SETTINGS)  # a wrong settings file prevents starting jobs, but not looking
-        except GpuherdError:
+        folder = LeaseFolder.existing()
+        # Cheap where nobody waits, as for most of the time.
+        if folder is None or not any(name.endswith(ENDING) for name in names_in(folder.path)):
             return None
+        return line_now(_settings() if settings is None else settings, folder)
+    except (GpuherdError, OSError):
+        return None
+
+
+def _settings() -> Settings:
+    try:
+        return load()
+    except GpuherdError:  # a wrong settings file prevents starting jobs, but not looking
+        return NO_SETTINGS
 
 
 # --- when a gpuherd's next job starts ---------------------------------------------------------------------------------

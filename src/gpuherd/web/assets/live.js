@@ -21,7 +21,9 @@
       place.insertAdjacentHTML("beforeend", html);
       if (atEnd) place.scrollTop = place.scrollHeight;
     } else {
-      Idiomorph.morph(place, html, { morphStyle: "innerHTML", ignoreActiveValue: true, callbacks: keep });
+      // Of a button that has the focus the words change, of a field that is being written in they don't.
+      const writes = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName);
+      Idiomorph.morph(place, html, { morphStyle: "innerHTML", ignoreActiveValue: writes, callbacks: keep });
     }
     htmx.process(place);
     place.dispatchEvent(new CustomEvent("gpuherd:updated", { bubbles: true }));
