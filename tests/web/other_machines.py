@@ -21,6 +21,7 @@ BUSY = {
     "lease": {"user": "alice"},
     "processes": [{"user": "bob"}, {"user": "alice"}, {"user": None}, 7],
     "problem": None,
+    "idle": {"idle_s": 1500.5, "sentence": "idle"},
 }
 
 

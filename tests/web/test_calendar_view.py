@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import date, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.gpus.machines import gpu
 
@@ -123,6 +123,7 @@ def many(draw: st.DrawFn) -> list[Reservation]:
     return made
 
 
+@settings(max_examples=40)
 @given(many())
 def test_every_hour_and_every_block_has_one_place(reservations: list[Reservation]) -> None:
     shown = week(*reservations)

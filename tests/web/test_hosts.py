@@ -16,6 +16,7 @@ from tests.web.other_machines import BUSY, FREE, fake_ssh, printing
 from gpuherd.errors import UsageError, harmless
 from gpuherd.web import hosts
 from gpuherd.web.hosts import MOST_HOSTS, GpuLine, HostLook, Hosts, ask, check_host, parse
+from gpuherd.web.serve import ServeOptions, WebServer
 
 FakeSsh = Callable[[str], Path]
 
@@ -46,6 +47,11 @@ def test_a_name_that_is_taken_is_one_plain_word(name: str) -> None:
     assert name.split() == [name]
 
 
+def test_the_server_refuses_such_a_name_before_it_listens() -> None:
+    with pytest.raises(UsageError, match="no name of a machine"):
+        WebServer(ServeOptions(port=0, hosts=("node-2", "-oProxyCommand=x")))
+
+
 def test_too_many_machines_are_refused_and_doubles_are_one() -> None:
     assert Hosts(["a", "b", "a"]).names == ("a", "b")
     with pytest.raises(UsageError, match="at most"):
@@ -60,7 +66,7 @@ def test_a_machine_is_asked_by_ssh_without_questions_and_with_its_name_after_the
     assert look.free == 1
     assert look.gpus == (
         GpuLine("0", "NVIDIA A100", 3, 40960, 0, True),
-        GpuLine("1", "<b onmouseover=alert(1)>'\" </b>", 20480, 40960, None, False, "in use", ("alice", "bob")),
+        GpuLine("1", "<b onmouseover=alert(1)>'\" </b>", 20480, 40960, None, False, "in use", ("alice", "bob"), 1500),
     )
     words = json.loads(arguments.read_text())
     assert words[words.index("--") :] == ["--", "alice@node-2", "gpuherd", "gpus", "--json"]
@@ -151,11 +157,12 @@ _KEYS = [*FREE, *BUSY]
 def test_whatever_a_machine_prints_becomes_plain_lines(gpus: list[object], problem: object) -> None:
     lines, reason = parse(json.dumps({"gpus": gpus, "problem": problem}).encode())
     for line in lines:
-        assert all(
-            text.isprintable() and len(text) <= 300 for text in (line.label, line.name, line.reason, *line.users)
-        )
+        for text in (line.label, line.name, line.reason, *line.users):
+            assert harmless(text) == text
+            assert len(text) <= 300
         assert 0 <= line.used_mb <= 1e9
         assert line.utilisation is None or 0 <= line.utilisation <= 100
+        assert line.idle_s is None or 0 <= line.idle_s <= 1e9
         assert line.free or line.reason
     assert reason is None or harmless(reason) == reason
 

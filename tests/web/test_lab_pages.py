@@ -131,6 +131,15 @@ def test_gpus_are_reserved_by_the_form_and_given_back(standin: Standin) -> None:
         assert read() == ()
 
 
+def test_what_was_just_reserved_is_shown_though_an_older_look_is_there(standin: Standin) -> None:
+    machine = standin("4x40GB")
+    with visiting() as visitor:
+        assert "None." in visitor.get("/reservations")
+        begin = time.time() + 7200
+        made = ReservationFolder.made().add(machine.uuids[:1], begin, begin + 7200, "elsewhere")
+        assert "Reserved: GPU 0" in visitor.get(f"/reservations?made={made.id}")
+
+
 def test_a_refusal_stands_at_its_field_and_keeps_what_was_written(standin: Standin) -> None:
     standin("2x40GB")
     with visiting() as visitor:
@@ -228,6 +237,7 @@ def test_other_machines_are_shown_without_waiting_for_them(
         assert "2 of 2 free" in page  # this machine
         assert "No route to &lt;b&gt;host" in page
         assert "asking" in page
+        assert "unused for 25 min" in page
         assert "<b onmouseover" not in page
         assert "\x1b" not in page
         assert "\u202e" not in page

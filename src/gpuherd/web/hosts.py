@@ -68,6 +68,7 @@ class GpuLine:
         free: whether a job can have it.
         reason: why not, as a sentence; "" for a free one.
         users: whose processes are on it, and whose gpuherd holds it.
+        idle_s: for so many seconds its memory has been held without being used; None where it is used.
     """
 
     label: str
@@ -78,6 +79,7 @@ class GpuLine:
     free: bool
     reason: str = ""
     users: tuple[str, ...] = ()
+    idle_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +251,7 @@ def _line(values: Mapping[str, Any]) -> GpuLine:
     problem = _text(values, "problem")
     free = values.get("free") is True and not problem
     utilisation = _whole(values, "utilisation_percent")
+    idle = values.get("idle")
     return GpuLine(
         label=_text(values, "label") or "?",
         name=_text(values, "name"),
@@ -258,6 +261,7 @@ def _line(values: Mapping[str, Any]) -> GpuLine:
         free=free,
         reason="" if free else problem or _text(values, "reason") or "not free",
         users=tuple(dict.fromkeys(user for user in users if user))[:_MOST_USERS],
+        idle_s=_whole(idle, "idle_s") if isinstance(idle, dict) else None,
     )
 
 

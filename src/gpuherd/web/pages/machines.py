@@ -42,6 +42,7 @@ def _own_line(view: GpuView) -> GpuLine:
         free=view.state is GpuState.FREE,
         reason="" if view.state is GpuState.FREE else view.reason or "taken by gpuherd",
         users=tuple(dict.fromkeys(user for user in users if user)),
+        idle_s=None if view.idle is None else int(view.idle.idle_s),
     )
 
 

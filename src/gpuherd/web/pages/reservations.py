@@ -103,10 +103,14 @@ async def _page(
     status: int = 200,
 ) -> Response:
     """The page; ``fields`` and ``problems`` of a form that was refused, by the names of fields."""
+    made = request.query_params.get("made")
     look = await feed_of(request).latest()
+    if made is not None and all(each.reservation.id != made for each in look.value.standings):
+        # That was read while it was made.
+        services(request).feeds.expire(_KEY)
+        look = await feed_of(request).latest()
     found, now = look.value, time.time()
     parts = {part.id: part.html for part in _fragments(first, look)}
-    made = request.query_params.get("made")
     week = own_week(found, first, now)
     return render(
         request,
