@@ -142,6 +142,7 @@ def test_a_folder_without_a_queue_and_a_damaged_one_are_named(tmp_path: Path) ->
         (("--jobs", "9999999", "--seconds", "5m", *EIGHT), "can be simulated"),
         (("a.txt", "b.txt", *EIGHT), "whose jobs are these"),
         (("alice=a.txt", "b.txt", *EIGHT), "write alice=b.txt"),
+        (("a.txt", *PAIR, *EIGHT), "With --users write alice=a.txt"),
         (("alice=a.txt", "alice=b.txt", *EIGHT), "two sources"),
         (("al ice=a.txt", *EIGHT), "no name of a user"),
         (("alcie=a.txt", "--users", "alice,bob", *EIGHT), "did you mean alice"),

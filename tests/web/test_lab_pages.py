@@ -208,6 +208,20 @@ def test_reservations_without_gpus_say_why() -> None:
         assert 'id="reserve"' not in page
 
 
+def test_where_the_policy_turns_reservations_off_there_is_no_form(
+    standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin("2x40GB")
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[reservations]\nenabled = false\n")
+    monkeypatch.setenv("GPUHERD_POLICY", str(policy))
+    with visiting() as visitor:
+        page = visitor.get("/reservations")
+        assert "turned off on this machine" in page
+        assert 'id="reserve"' not in page
+        assert "turned off" in visitor.post("/reservations", {"gpus": "1", "name": "", **times()}, 409)
+
+
 @pytest.mark.parametrize("day", ["x", "0001-01-01", "2026-11-23%00", "../x"])
 def test_a_day_that_there_is_not_is_refused(day: str) -> None:
     with visiting() as visitor:

@@ -116,6 +116,8 @@ def _shared_work(sources: Sequence[str], options: SimulateOptions) -> tuple[tupl
 
     from gpuherd.simulate.people import with_histories, works_of
 
+    if sources and not by_user:
+        raise UsageError(f"{sources[0]}: whose jobs are these? With --users write alice={sources[0]}")
     users = with_histories(_users(by_user, options), options.user_arrives or {}, options.user_hours or {})
     if options.jobs is not None and all(user.name in by_user for user in users):
         raise UsageError("--jobs: each of the users has a source of jobs already")

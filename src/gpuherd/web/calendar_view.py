@@ -319,7 +319,7 @@ class MachineReservations:
             gpus=gpus,
             standings=found,
             shared=_is_shared(),
-            enabled=settings.policy.reservations.enabled,
+            enabled=settings.policy.reservation_rules.enabled,
             problem=None if gpus else machine.problem or "the driver finds none that can be used",
             warnings=(*settings.warnings, *warnings),
         )
