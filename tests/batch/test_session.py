@@ -391,6 +391,7 @@ def test_records_come_back_and_those_of_the_dead_are_removed() -> None:
         json.dumps({"boot": boot_id(), "pid": os.getpid()}),
         json.dumps({"boot": "another", "pid": os.getpid()}),
     ],
+    ids=["empty", "list", "cut off", "deep", "too little", "another boot"],
 )
 def test_files_that_are_no_records_are_passed_over(text: str) -> None:
     place = sessions.folder()

@@ -159,6 +159,7 @@ def test_an_alteration_makes_it_a_later_one(folder: ReservationFolder) -> None:
         content().replace(b'"until": ', b'"until": NaN, "x": '),
         content().replace(b'"until": ', b'"until": ' + b"9" * 5000 + b', "x": '),
     ],
+    ids=map(str, range(22)),
 )
 def test_content_that_is_none_means_nothing(data: bytes) -> None:
     assert parse(data, "1-aaaa", 1, 0.0) is None

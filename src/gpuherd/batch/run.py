@@ -275,7 +275,8 @@ class Waiter:
         if self._reserved is None:
             return views
         self._reserved.look(wall, now)
-        watch.preferred, watch.without_turns = self._reserved.mine(wall), frozenset(self._reserved.in_force(wall))
+        watch.preferred = self._reserved.mine(wall)
+        watch.without_turns = frozenset(self._reserved.in_force(wall))
         return self._reserved.views(views, wall)
 
     def _decide(self, watch: GpuWatch) -> Decision:

@@ -454,15 +454,11 @@ class GpuWatch:
             if held is None and uuid in self._streaks.clean and uuid not in recent.clean:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._checks[uuid].reason or self._clean(uuid))
-        free = [
-            uuid
-            for uuid, why in verdicts.items()
-            if why is None and uuid not in ours and uuid not in self.without_turns
-        ]
+        free = [uuid for uuid, why in verdicts.items() if why is None and uuid not in ours]
         # Those that will be free in a moment count as coming for others who wait for several.
         leaving = self._streaks.left
         coming = [uuid for uuid in self._gpus if self._checks[uuid].free or uuid in leaving]
-        coming = [uuid for uuid in coming if uuid not in self.without_turns]
+        free, coming = ([uuid for uuid in some if uuid not in self.without_turns] for some in (free, coming))
         self._kept = self.leases.turns.kept(free, ours, now, coming)
         return {**verdicts, **self._kept}
 
