@@ -282,7 +282,9 @@ def test_turns_and_weeks_of_a_policy(policy: Path) -> None:
     )
     found = load().policy
     assert not found.turns.enabled
-    assert found.turns.rules == TurnRules(half_life_s=3 * 86400.0, grace_s=60.0, slice_s=10.0, keep_share=0.5)
+    assert found.turns.rules == TurnRules(
+        half_life_s=3 * 86400.0, grace_s=60.0, slice_s=10.0, quantum_s=50.0, keep_share=0.5
+    )
     assert (found.turns.weight("alice"), found.turns.weight("bob")) == (2.5, 1.0)
     assert (found.week_hours("alice"), found.week_hours("bob")) == (0.0, 100.0)
 

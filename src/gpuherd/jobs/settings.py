@@ -440,7 +440,7 @@ def _is_enabled(table: _Table) -> bool:
 def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
     table = top.table("turns", ("enabled", "half_life", "grace", "slice", "keep_share"))
     enabled = _is_enabled(table)
-    keep_share = table.get("keep_share", amount)
+    keep_share, time_slice = table.get("keep_share", amount), table.get("slice", duration_s)
     if keep_share is not None and keep_share > 1:
         raise table.wrong("keep_share", "is above 1, the whole of the waiting time")
     weights = _by_user(users, "weight", amount)
@@ -450,7 +450,8 @@ def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
     given = {
         "half_life_s": table.get("half_life", duration_s),
         "grace_s": table.get("grace", duration_s),
-        "slice_s": table.get("slice", duration_s),
+        "slice_s": time_slice,
+        "quantum_s": None if time_slice is None else time_slice * RULES.quantum_s / RULES.slice_s,
         "keep_share": keep_share,
     }
     rules = replace(RULES, **{name: value for name, value in given.items() if value is not None})
