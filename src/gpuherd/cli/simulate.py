@@ -48,7 +48,8 @@ def add_simulate(parser: Parser) -> None:
         "sources",
         nargs="*",
         metavar="SOURCE",
-        help="a run folder, or a job file as for gpuherd batch (or give --jobs); USER=SOURCE for each of several users",
+        help="a run folder, or a job file as for gpuherd batch (or give --jobs); for several users one USER=SOURCE "
+        "after the other",
     )
     add_options(parser, SimulateOptions)
     add_options(parser, Rules)

@@ -102,9 +102,9 @@ def _keep_share(word: str) -> float:
 # An option of a group; of the first two without a default.
 _surroundings = partial(option, None, group="machines")
 _workload = partial(option, None, group="workload")
-_people = partial(option, None, group="turns of several users")
+_people = partial(option, None, group="users")
 _rule = partial(option, group="rules")
-_turns = partial(option, group="turns of several users")
+_turns = partial(option, group="turns between users")
 _engine = partial(option, group="engine")
 
 
