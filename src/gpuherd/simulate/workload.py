@@ -554,6 +554,7 @@ _SIGNS = {
     FailureClass.KILLED: partial(classify, Exit(True, signal=9)),
     FailureClass.TIMEOUT: partial(classify, Exit(True, signal=15), passed=Passed(LimitKind.WHOLE, 1.0)),
     FailureClass.NO_HEARTBEAT: partial(classify, Exit(True, signal=15), passed=Passed(LimitKind.HEARTBEAT, 1.0)),
+    FailureClass.IDLE: partial(classify, Exit(True, signal=15), passed=Passed(LimitKind.IDLE, 1.0)),
     FailureClass.NO_RESULT: partial(classify, Exit(True, 0), missing_result="result"),
     FailureClass.NEVER_STARTED: partial(classify, Exit(False)),
     FailureClass.CRASH: partial(classify, Exit(True, 1), "RuntimeError: simulated"),
