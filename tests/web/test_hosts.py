@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -121,15 +124,17 @@ def test_a_machine_that_does_not_answer_is_given_up_and_its_ssh_ended(fake_ssh: 
     assert not Path(f"/proc/{pid.read_text()}").exists()
 
 
-def test_a_process_that_ssh_leaves_behind_with_its_pipes_holds_nothing_up(fake_ssh: FakeSsh) -> None:
+def test_a_process_that_ssh_leaves_behind_with_its_pipes_holds_nothing_up(fake_ssh: FakeSsh, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
     fake_ssh(
-        f"{printing(FREE)}\nsys.stdout.flush()\n"
-        "if os.fork() == 0:\n os.setsid()\n time.sleep(15)\n os._exit(0)\n"
-        "os._exit(0)"
+        f"{printing(FREE)}\nsys.stdout.flush()\nleft = os.fork()\n"
+        "if left == 0:\n os.setsid()\n time.sleep(60)\n os._exit(0)\n"
+        f"with open({str(pid)!r}, 'w') as file: file.write(str(left))\nos._exit(0)"
     )
     began = time.monotonic()
     assert ask("node").answers
     assert time.monotonic() - began < 10
+    os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_endless_output_is_cut_off(fake_ssh: FakeSsh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,3 +192,15 @@ def test_machines_are_asked_in_the_background_and_what_they_said_last_stays(fake
         assert slow == HostLook("slow")
     finally:
         known.close()
+
+
+def test_no_ssh_is_left_behind_when_the_server_ends(fake_ssh: FakeSsh, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    fake_ssh(f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)")
+    known = Hosts(["slow"])
+    known.looks()
+    wait_until(lambda: pid.exists() and bool(pid.read_text()))
+    known.close()
+    assert not Path(f"/proc/{pid.read_text()}").exists()
+    known.looks()  # a request that comes late
+    assert not any(thread.name == "gpuherd-web-slow" for thread in threading.enumerate())

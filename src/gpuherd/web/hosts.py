@@ -34,6 +34,8 @@ LIMIT_S = 20.0
 EVERY_S, AGAIN_S = 10.0, 30.0
 # So long after the page was last looked at no machine is asked.
 _UNWATCHED_S = 60.0
+# So soon a program is ended when the server ends; and so long that is waited for.
+_TICK_S, _CLOSE_S = 0.2, 3.0
 MOST_HOSTS = 32
 _MOST_BYTES, _MOST_ERROR_BYTES = 4 << 20, 8192
 _MOST_GPUS, _MOST_USERS = 256, 20
@@ -121,7 +123,7 @@ class Hosts:
         self._every_s, self._again_s = every_s, again_s
         self._lock = threading.Lock()
         self._looks = {name: HostLook(name) for name in self.names}
-        self._asking: set[str] = set()
+        self._asking: dict[str, threading.Thread] = {}
         self._looked_at = 0.0
         self._ended = threading.Event()
 
@@ -130,16 +132,22 @@ class Hosts:
         with self._lock:
             self._looked_at = time.monotonic()
             begun = [name for name in self.names if name not in self._asking] if not self._ended.is_set() else []
-            self._asking.update(begun)
-            found = tuple(self._looks.values())
-        for name in begun:
-            # A daemon: the server does not wait for ssh to give up.
-            threading.Thread(target=self._ask_on, args=(name,), name=f"gpuherd-web-{name}", daemon=True).start()
-        return found
+            for name in begun:
+                # A daemon: a server that is killed does not wait for ssh.
+                self._asking[name] = threading.Thread(
+                    target=self._ask_on, args=(name,), name=f"gpuherd-web-{name}", daemon=True
+                )
+                self._asking[name].start()
+            return tuple(self._looks.values())
 
     def close(self) -> None:
-        """Asks no more."""
+        """Asks no more, and ends what is being asked: within a moment, so that no ssh is left behind."""
         self._ended.set()
+        with self._lock:
+            threads = tuple(self._asking.values())
+        until = time.monotonic() + _CLOSE_S
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _ask_on(self, name: str) -> None:
         while True:
@@ -152,7 +160,7 @@ class Hosts:
             self._ended.wait(self._every_s if answer.answers else self._again_s)
             with self._lock:
                 if self._ended.is_set() or time.monotonic() - self._looked_at > _UNWATCHED_S:
-                    self._asking.discard(name)
+                    self._asking.pop(name, None)
                     return
 
 
@@ -197,7 +205,7 @@ def _run(argv: Sequence[str], limit_s: float, ended: threading.Event | None) -> 
             ready.register(pipe, selectors.EVENT_READ)  # type: ignore[arg-type]
         # A process that ssh has left behind may keep the pipes open.
         while ready.get_map() and reason is None and (program.poll() is None or ready.select(0)):
-            for key, _ in ready.select(min(0.5, max(0.0, until - time.monotonic()))):
+            for key, _ in ready.select(min(_TICK_S, max(0.0, until - time.monotonic()))):
                 data = os.read(key.fd, 1 << 16)
                 outputs[key.fileobj] += data  # type: ignore[index]
                 if not data:
