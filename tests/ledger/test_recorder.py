@@ -19,7 +19,7 @@ from gpuherd.gpus import machine_dir
 from gpuherd.ledger.files import FULL_LOG, log_path, logs_in, month_of, open_files_in, open_path, open_text
 from gpuherd.ledger.reader import Ledger, believed
 from gpuherd.ledger.recorder import Recorder
-from gpuherd.ledger.records import Use, line_of
+from gpuherd.ledger.records import Kind, Recorded, Use, line_of
 
 ME = os.geteuid()
 
@@ -303,14 +303,19 @@ def test_a_line_behind_an_endless_one_is_read(folder: Path) -> None:
     assert ledger.skipped[4242] == 1
 
 
-def test_records_of_several_watchers_cover_each_moment_once(folder: Path) -> None:
-    from gpuherd.ledger.records import Recorded
+def test_nobody_displaces_anothers_record_by_its_id() -> None:
+    alices = Recorded(use("x", uid=5, since=100.0, held_s=10.0), 5)
+    forged = Recorded(use("x", uid=6, since=0.0, held_s=1e6), 6)
+    found = {record.use.uid: record.use.held_s for record in believed([alices, forged], 7)}
+    assert found == {5: 10.0, 6: 1e6}
 
-    one = use("p", uid=5, since=0.0, held_s=100.0)
+
+def test_records_of_several_watchers_cover_each_moment_once(folder: Path) -> None:
+    one = use("process/b/5-1/GPU-0/0", uid=5, since=0.0, held_s=100.0, kind=Kind.OTHER)
     records = [
         Recorded(one, 0),
-        Recorded(replace(one, since=50.0, until=150.0), 7),
-        Recorded(replace(one, since=400.0, until=410.0, held_s=10.0), 7),
+        Recorded(replace(one, id="process/b/5-1/GPU-0/50", since=50.0, until=150.0), 7),
+        Recorded(replace(one, id="process/b/5-1/GPU-0/400", since=400.0, until=410.0, held_s=10.0), 7),
     ]
     assert sum(record.use.held_s for record in believed(records[:2], 7)) == pytest.approx(150.0)
     assert sum(record.use.held_s for record in believed(records, 7)) == pytest.approx(160.0)

@@ -322,7 +322,34 @@ def test_a_driver_that_fails_for_a_moment_ends_nothing(
     watch.close()
 
 
-def test_what_leaves_a_gpu_and_comes_back_is_one_use(
+def test_a_rest_lets_another_sample_and_its_gap_counts(
+    standin: Callable[..., SimulatedMachine], folder: Path, strangers: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    machine = standin("1x40GB")
+    machine.occupy(0, 1000, pid=strangers().pid)
+    one, other = Watch(folder), Watch(folder)
+    one.now += 10_000  # the process is older than all this
+    one.wait(10)
+    one.wait(10)
+    one.sampler.rest(one.now, one.wall)
+    one.recorder.sample(one.sampler.uses)
+    assert held(folder)[ME] == pytest.approx(10)
+    assert list(open_files_in(folder)) == []
+    other.now = one.now
+    assert other.wait(10)
+    assert other.wait(10)
+    other.sampler.rest(other.now, other.wall)
+    other.recorder.sample(other.sampler.uses)
+    # What the other saw in between counts once.
+    assert held(folder)[ME] == pytest.approx(20)
+    one.wait(50)
+    one.wait(10)
+    assert held(folder)[ME] == pytest.approx(70)
+    one.close()
+    other.close()
+
+
+def test_what_leaves_a_gpu_and_comes_back_counts_for_the_time_it_was_there(
     standin: Callable[..., SimulatedMachine], folder: Path, strangers: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     machine = standin("1x40GB")
@@ -337,7 +364,7 @@ def test_what_leaves_a_gpu_and_comes_back_is_one_use(
     machine.occupy(0, 1000, pid=stranger.pid)
     watch.wait(10)
     watch.wait(10)
-    assert held(folder)[ME] == pytest.approx(25)
+    assert held(folder)[ME] == pytest.approx(30)
     watch.close()
 
 

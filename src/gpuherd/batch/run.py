@@ -97,12 +97,20 @@ def become(
     environment = without(os.environ) | visible_environment(taken.gpus)
     if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
-    _record(argv, taken, name, project, is_session=is_session)
+    record_use(argv, taken, name, project, is_session=is_session)
     replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})
 
 
-def _record(argv: Sequence[str], taken: Taken, name: str | None, project: str | None, *, is_session: bool) -> None:
-    """Leaves the process that records the use of these GPUs, unless none are leased."""
+def record_use(
+    argv: Sequence[str],
+    taken: Taken,
+    name: str | None = None,
+    project: str | None = None,
+    *,
+    is_session: bool = False,
+) -> None:
+    """Leaves a small process that records the use of these GPUs by this process, and by what it becomes and leaves
+    behind, in the machine's ledger; without leases nothing. Arguments as for ``become``."""
     process = identify(os.getpid())
     if not taken.leases or process is None:
         return

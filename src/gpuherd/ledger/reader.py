@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpuherd.gpus.machine_dir import machine_dir, why_unsafe
 from gpuherd.ledger.files import MOST_OF_OWNER, LogReader, OpenFile, logs_in, open_files_in
-from gpuherd.ledger.records import Recorded, use_of
+from gpuherd.ledger.records import Kind, Recorded, use_of
 
 NAME = "ledger"
 _EVER = 7_258_118_400.0
@@ -116,25 +116,27 @@ def records_of(file: OpenFile, skipped: Counter[int] | None = None) -> Iterator[
 def believed(records: Iterable[Recorded], reader_uid: int, *, others: bool = False) -> Iterator[Recorded]:
     """Of all records those that count for this reader, and of each moment of a use only one.
 
-    Several may have watched one process, one after the other or at the same time: what a later record has in common
-    with earlier ones is taken off. With ``others`` also what only third persons report, where no one else does.
+    Several may have watched one process (its uses' ids begin alike), one after the other or at the same time: what a
+    later record has in common with earlier ones is taken off. With ``others`` also what only third persons report,
+    where no one else does.
     """
-    by_id: dict[str, list[Recorded]] = {}
+    # By user as well: no one's records can displace those of another by their ids.
+    by_id: dict[tuple[int, str], list[Recorded]] = {}
     for record in records:
-        by_id.setdefault(record.use.id, []).append(record)
+        use = record.use
+        name = use.id.rpartition("/")[0] if use.kind is Kind.OTHER else use.id
+        by_id.setdefault((use.uid, name), []).append(record)
     for same in by_id.values():
         trusted = [record for record in same if record.is_believed_by(reader_uid)]
         if not trusted and others:
             trusted = [max(same, key=lambda record: record.use.span_s)]
-        if len(trusted) > 1:
-            own = [record for record in trusted if record.observer_uid == record.use.uid]
-            trusted = own or sorted(trusted, key=lambda record: record.use.since)
+        trusted.sort(key=lambda record: record.use.since)
         covered = 0.0
         for record in trusted:
-            use = record.use if record.use.since >= covered else record.use.within(covered, _EVER)
-            if use is not None:
-                yield record if use is record.use else replace(record, use=use)
-                covered = max(covered, use.until)
+            part = record.use if record.use.since >= covered else record.use.within(covered, _EVER)
+            if part is not None:
+                yield record if part is record.use else replace(record, use=part)
+                covered = max(covered, part.until)
 
 
 def _size(path: Path) -> int:

@@ -15,7 +15,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuherd.engines.process_tree import boot_id, identify
@@ -34,7 +34,6 @@ _DOUBT_S = 15.0
 _FRESH_S = 60.0
 # Each costs a descriptor; ends of further processes are noticed at the next sample.
 _MOST_WATCHED = 256
-_MOST_LEFT = 1000
 # The kernel's number for the machine's own numbering of processes (PROC_PID_INIT_INO); a container has another.
 _MACHINE_PIDS = "pid:[4026531836]"
 
@@ -52,9 +51,14 @@ class Sight:
     memory_mb: int | None
 
     @property
-    def id(self) -> str:
-        """The same for every recorder that sees the process."""
+    def key(self) -> str:
+        """The same for every recorder that sees the process on this GPU: the beginning of its uses' ids."""
         return f"process/{boot_id()[:8]}/{self.pid}-{self.start_ticks}/{self.gpu.uuid}"
+
+
+def _key(use: Use) -> str:
+    """``Sight.key`` of the process that this was."""
+    return use.id.rpartition("/")[0]
 
 
 def uid_of(pid: int) -> int | None:
@@ -135,7 +139,7 @@ class Sampler:
         self._every_s = every_s
         self._meters: dict[str, Meter] = {}
         self._doubtful: dict[str, float] = {}
-        self._left: dict[str, Use] = {}  # of processes that left their GPU and live
+        self._rested: dict[str, Use] = {}  # that went on when it stopped for a while
         self._sampled_at: float | None = None
         self._lock: int | None = None
         self._ends = select.epoll()
@@ -161,7 +165,7 @@ class Sampler:
             return False
         self.due_at = now + self._every_s
         if not self._may_sample():
-            self._give_up(now, wall)
+            self.rest(now, wall)
             return False
         self.note_ends(now, wall)
         self._sample(self._read(), now, wall)
@@ -177,6 +181,21 @@ class Sampler:
                 mark = f"/{key[0]}-{key[1]}/"
                 gone = [name for name in self._meters if mark in name]
                 self._end({name: self._meters[name].advanced(mono=now, wall=wall) for name in gone})
+
+    def rest(self, now: float, wall: float) -> None:
+        """Stops sampling for a while, so that another recorder can; the next ``keep_time`` begins again."""
+        if self._lock is None:
+            return
+        os.close(self._lock)
+        self._lock = None
+        self.note_ends(now, wall)
+        going_on = {name: meter.use for name, meter in self._meters.items() if name not in self._doubtful}
+        self._end(dict(self._meters))
+        self._rested = going_on
+        for fd in self._watched:
+            self._ends.unregister(fd)
+            os.close(fd)
+        self._watched.clear()
 
     def close(self) -> None:
         """Stops. The uses that go on stay open, for the next sampler."""
@@ -204,12 +223,6 @@ class Sampler:
                 self._sampled_at = None
         return self._lock is not None
 
-    def _give_up(self, now: float, wall: float) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-        self._end({name: meter.advanced(mono=now, wall=wall) for name, meter in self._meters.items()})
-
     # --- a sample -------------------------------------------------------------------------------------------------
 
     def _sample(self, machine: Machine, now: float, wall: float) -> None:
@@ -230,32 +243,35 @@ class Sampler:
         for sight in mine:
             uuid = sight.gpu.uuid
             part = part_of(sight.uid, users[uuid], count[sight.uid, uuid])
-            is_new = sight.id not in before
-            meter = before.pop(sight.id, None) or self._first(sight, known.get(sight.id), now, wall)
+            is_new = sight.key not in before
+            meter = before.pop(sight.key, None) or self._first(sight, known.get(sight.key), now, wall)
             look = Look.of(sight.gpu, part=part, memory_mb=sight.memory_mb)
-            self._meters[sight.id] = meter.advanced(mono=now, wall=wall, look=look)
-            if is_new and sight.id not in known and held.get(uuid) == user_name(sight.uid):
-                self._doubtful[sight.id] = now + _DOUBT_S
+            self._meters[sight.key] = meter.advanced(mono=now, wall=wall, look=look)
+            if is_new and sight.key not in known and held.get(uuid) == user_name(sight.uid):
+                self._doubtful[sight.key] = now + _DOUBT_S
             self._watch(sight)
         doubtful = {name: until for name, until in self._doubtful.items() if now < until and name in self._meters}
         # Of those that are no longer there, and have not ended: they left the GPU at some time since the last sample.
         left_at = now if self._sampled_at is None else (self._sampled_at + now) / 2
-        seen_now = {sight.id for sight in seen}
+        seen_now = {sight.key for sight in seen}
         left = {
             name: meter.advanced(mono=left_at, wall=wall - (now - left_at))
             for name, meter in before.items()
             if name not in seen_now
         }
         self._end(left)
-        self._left |= {name: meter.use for name, meter in left.items()}
-        while len(self._left) > _MOST_LEFT:
-            del self._left[next(iter(self._left))]
         self._doubtful, self._sampled_at = doubtful, now
 
     def _first(self, sight: Sight, known: tuple[int, Use] | None, now: float, wall: float) -> Meter:
         """The meter of a process that was not there at the last sample of this sampler."""
+        at = now
+        if self._sampled_at is not None:
+            # One that had begun before the last sample has come to the GPU at some time since then.
+            came = sight.began if sight.began > self._sampled_at else (self._sampled_at + now) / 2
+            at = min(now, came)
         use = Use(
-            id=sight.id,
+            # Each time that it is seen anew is a use of its own.
+            id=f"{sight.key}/{at:.0f}",
             uid=sight.uid,
             gpu=sight.gpu.uuid,
             label=sight.gpu.label,
@@ -265,23 +281,21 @@ class Sampler:
             since=wall,
             until=wall,
         )
-        if (left := self._left.pop(sight.id, None)) is not None:
-            # Back again: the time in between was not held, and the record goes on, since the longest of an id counts.
-            return Meter.resumed(use, left, mono=now)
+        rested = self._rested.pop(sight.key, None)
+        if known is None and rested is not None:
+            known = os.geteuid(), rested
         if known is not None:
             # The same process on the same GPU: it was there all the time.
             writer, earlier = known
             at = max(sight.began, now - max(0.0, wall - earlier.until))
             if writer == os.geteuid():
-                return Meter.resumed(use, earlier, mono=at)
-            return begun(use, mono=at, wall=wall - (now - at))
-        at = now if self._sampled_at is None else min(now, max(sight.began, self._sampled_at))
+                return Meter.resumed(replace(use, id=earlier.id), earlier, mono=at)
         return begun(use, mono=at, wall=wall - (now - at))
 
     def _recorded(self, wall: float) -> tuple[set[tuple[int, str]], dict[str, tuple[int, Use]]]:
         """Which users record which GPU themselves now; and what was recorded before of processes, by whom."""
         covered: set[tuple[int, str]] = set()
-        known = {name: (os.geteuid(), use) for name, use in self._recorder.recovered.items()}
+        known = {_key(use): (os.geteuid(), use) for use in self._recorder.recovered.values() if use.kind is Kind.OTHER}
         folder = self._recorder.folder
         for file in () if folder is None else open_files_in(folder):
             fresh = abs(wall - file.written_at) < _FRESH_S
@@ -291,9 +305,9 @@ class Sampler:
                     if fresh and record.observer_uid == use.uid:
                         covered.add((use.uid, use.gpu))
                 elif record.observer_uid in (0, os.geteuid()):
-                    before = known.get(use.id)
+                    before = known.get(_key(use))
                     if before is None or use.until > before[1].until:
-                        known[use.id] = (record.observer_uid, use)
+                        known[_key(use)] = (record.observer_uid, use)
         return covered, known
 
     def _end(self, ended: Mapping[str, Meter]) -> None:

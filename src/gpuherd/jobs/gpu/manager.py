@@ -152,7 +152,10 @@ class GpuManager:
             self._look_for_idle(now)
             return actions
         self._ours_at = now + SAMPLE_EVERY_S if self._wanted else None
-        self.ledger.look((), {}, now, clock.wall(), waits=self._wanted)
+        if self._wanted:
+            self.ledger.look((), {}, now, clock.wall(), waits=True)
+        else:
+            self.ledger.rest(now, clock.wall())
         return ()
 
     def fetch_idle_actions(self) -> tuple[IdleAction, ...]:

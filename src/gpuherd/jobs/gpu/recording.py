@@ -93,8 +93,11 @@ class AttemptLedger:
                 part = self._part(meter.use.gpu)
                 look = _look(gpus.get(meter.use.gpu), part, memory.get(name[: name.rindex("/") + 1]))
                 self._meters[name] = meter.advanced(mono=now, wall=wall, look=look)
-            sampler.keep_time(now, wall)
-            recorder.sample([*(meter.use for meter in self._meters.values()), *sampler.uses])
+            # Ours stand in the ledger before others' are looked at: these are told apart by what stands there.
+            own = [meter.use for meter in self._meters.values()]
+            recorder.sample([*own, *sampler.uses])
+            if sampler.keep_time(now, wall):
+                recorder.sample([*own, *sampler.uses])
 
     def began(self, running: Iterable[Attempt]) -> None:
         """Attempts have begun: of those that share a GPU each has a smaller part from now on."""
@@ -115,6 +118,13 @@ class AttemptLedger:
         if self._sampler is not None:
             with self._harmless():
                 self._sampler.note_ends(now, wall)
+
+    def rest(self, now: float, wall: float) -> None:
+        """Nothing of ours runs or waits: others' use is left to other recorders."""
+        if self._recorder is not None and self._sampler is not None:
+            with self._harmless():
+                self._sampler.rest(now, wall)
+                self._recorder.sample(meter.use for meter in self._meters.values())
 
     def close(self) -> None:
         """The dispatcher ends; attempts that go on without it stay open in the ledger."""
