@@ -69,7 +69,7 @@ def site(
     run = subprocess.Popen([sys.executable, "-c", _RUN, str(folder)], stdout=subprocess.DEVNULL)
     found = Site(folder, forking_gpuherd)
     try:
-        wait_until(lambda: "turn" in found.gpuherd("why", str(folder), "j1").stdout, 20.0, every_s=0.2)
+        wait_until(lambda: "'s turn (" in found.gpuherd("why", str(folder), "j2").stdout, 20.0, every_s=0.2)
         yield found
     finally:
         run.terminate()

@@ -27,7 +27,7 @@ from gpuherd.standin.machine import SimulatedMachine
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 BOB = 65_533
-SETTINGS = Settings(policy=Policy(turns=TurnPolicy(rules=TurnRules(grace_s=30.0))))
+SETTINGS = Settings(policy=Policy(turns=TurnPolicy(own_rules=TurnRules(grace_s=30.0))))
 NEED = Need(gpus=2, jobs=5)
 
 
@@ -265,7 +265,7 @@ def test_gpuherd_run_waits_for_its_turn_and_not_at_all_if_it_is_not_to_wait(
     once = RunOptions(num_gpus=1, max_checks=1, no_wait=True)
     with pytest.raises(NoGpuFree, match="it is uid 65533's turn"):
         Waiter(once, told.append, SETTINGS).take()
-    short = Settings(policy=Policy(turns=TurnPolicy(rules=TurnRules(grace_s=1.5))))
+    short = Settings(policy=Policy(turns=TurnPolicy(own_rules=TurnRules(grace_s=1.5))))
     began = clock.mono()
     taken = Waiter(RunOptions(num_gpus=1, max_checks=1), told.append, short).take()
     assert 1.0 < clock.mono() - began < 20

@@ -222,6 +222,7 @@ class Waiter:
             for notice in (*watch.fetch_notices(), *(self._reserved.fetch_notices() if self._reserved else ())):
                 self._tell(notice)
             if taken is not None:
+                watch.rest()  # before a process is forked that would keep its locks
                 self._keep_reservations(taken)
                 self._say_taken(taken, clock.mono() - began)
                 return taken

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
-from gpuherd.gpus.turns import RULES, TurnRules
 from gpuherd.options import Option, WrongType, by_spelling, did_you_mean, option_fields, parse_value
 from gpuherd.units import amount, count, duration_s, gpu_names, positive_int
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     # Loaded when they are used: ``gpuherd submit`` needs nothing of GPUs.
     from gpuherd.gpus.reservations import ReservationLimits, ReservationRules
+    from gpuherd.gpus.turns import TurnRules
 
 IDLE_LEASE_S = 4 * 3600.0
 # A shorter time would break leases of jobs that load their data.
@@ -179,13 +179,20 @@ class TurnPolicy:
 
     Attributes:
         enabled: False where whoever is faster takes a GPU.
-        rules: the constants of ``gpuherd.gpus.turns``.
+        own_rules: the constants of ``gpuherd.gpus.turns``; None for the usual ones.
         weights: of users by name; 1 for all others.
     """
 
     enabled: bool = True
-    rules: TurnRules = RULES
+    own_rules: TurnRules | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rules(self) -> TurnRules:
+        """The constants that count."""
+        from gpuherd.gpus.turns import RULES
+
+        return self.own_rules or RULES
 
     def weight(self, user: str) -> float:
         """The user's weight: with twice the weight a user gets twice the share."""
@@ -438,6 +445,8 @@ def _is_enabled(table: _Table) -> bool:
 
 
 def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
+    from gpuherd.gpus.turns import RULES
+
     table = top.table("turns", ("enabled", "half_life", "grace", "slice", "keep_share"))
     enabled = _is_enabled(table)
     keep_share, time_slice = table.get("keep_share", amount), table.get("slice", duration_s)
@@ -455,7 +464,7 @@ def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
         "keep_share": keep_share,
     }
     rules = replace(RULES, **{name: value for name, value in given.items() if value is not None})
-    return TurnPolicy(enabled=enabled, rules=rules, weights=weights)
+    return TurnPolicy(enabled=enabled, own_rules=None if rules == RULES else rules, weights=weights)
 
 
 def _reservations(table: _Table, users: Mapping[str, _Table]) -> ReservationRules:
