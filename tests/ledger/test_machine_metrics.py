@@ -15,6 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.ledger.uses import use
 
+from gpuherd.gpus.leases import LeaseFolder
+from gpuherd.gpus.tickets import Need, OwnTicket
+from gpuherd.jobs import clock
 from gpuherd.jobs.monitor.machine_metrics import reader_of
 from gpuherd.jobs.monitor.prometheus import TextServer
 from gpuherd.ledger.reader import Ledger
@@ -79,8 +82,12 @@ def test_the_dashboard_names_only_metrics_and_labels_that_there_are(folder: Path
     recorder.begin()
     recorder.end([one()])
     recorder.sample([one("b")])
+    ticket = OwnTicket()
+    ticket.keep(LeaseFolder.default().path, Need(gpus=3), clock.mono())
     text = reader_of(lambda: Ledger(folder, shared=False))()
+    ticket.withdraw()
     recorder.close()
+    assert any(line.startswith("gpuherd_machine_gpus_wanted{") and line.endswith(" 3.0") for line in text.splitlines())
     there = {name for family in text_string_to_metric_families(text) for name in [each.name for each in family.samples]}
     labels = {
         label for family in text_string_to_metric_families(text) for each in family.samples for label in each.labels

@@ -35,8 +35,21 @@ TEMPLATE = """\
 # quiet_hours = ["Mon-Fri 09:00-18:00"]
 # quiet_max_gpus = 2            # for all of a user's runs in quiet hours
 
+# [turns]                       # users who wait take turns by what each has used of late; this is how it is anyway
+# enabled = true
+# half_life = "7d"
+
+# [reservations]                # gpuherd reserve
+# max_gpus = 4                  # of one user at once
+# max_hours = 48
+
+# [idle]
+# after = "30m"                 # a GPU that is held and not used for so long is named with its user
+
 # [users.alice]
 # max_gpus = 8
+# weight = 2                    # twice the share of the others, where several wait
+# gpu_hours_per_week = 500
 """
 
 

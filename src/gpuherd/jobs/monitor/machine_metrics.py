@@ -1,4 +1,5 @@
-"""The machine's ledger as metrics for Prometheus: GPU hours and energy by user and GPU, and who holds what now.
+"""The machine's ledger as metrics for Prometheus: GPU hours and energy by user and GPU, who holds what now, and who
+waits for how many.
 
 Served by ``gpuherd record --prometheus``. docs/grafana.json is a dashboard of them. Jobs, projects and commands are not
 named: names would be endless labels. Imported only for that.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import Metric
 
 from gpuherd import __version__
 from gpuherd.gpus.lease_files import user_name
 from gpuherd.jobs.monitor.prometheus import counter, gauge, text_of
+from gpuherd.jobs.monitor.turns import WaitingUser, read_line, waiting_users
 from gpuherd.ledger.fold import Fold
 from gpuherd.ledger.reader import Ledger
 from gpuherd.ledger.records import Use
@@ -50,9 +52,16 @@ def reader_of(find: Callable[[], Ledger | None] = Ledger.existing) -> Callable[[
         opened = [] if fold is None else fold.open_records()
         now = time.time()
         going_on = [each.use for each in opened if each.is_open and abs(now - each.use.until) < _FRESH_S]
-        return text_of(_families(largest, going_on))
+        return text_of((*_families(largest, going_on), *_waiting(waiting_users(read_line()))))
 
     return read
+
+
+def _waiting(users: Sequence[WaitingUser]) -> Iterator[Metric]:
+    text = "GPUs that a user's gpuherds could put to use now, and wait for."
+    yield gauge("machine_gpus_wanted", text, [(each.user, each.gpus) for each in users], "user")
+    text = "For how long the user has waited for a GPU."
+    yield gauge("machine_waiting_seconds", text, [(each.user, each.waited_s) for each in users], "user")
 
 
 def _families(sums: dict[_Key, tuple[float, ...]], going_on: list[Use]) -> Iterator[Metric]:
