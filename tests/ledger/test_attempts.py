@@ -73,7 +73,7 @@ def test_two_hundred_fast_jobs_and_strangers_add_up(standin: Callable[..., Simul
     ours = held_by_ledger()
     assert len(theirs) == 200
     assert ours.keys() == theirs.keys()
-    assert sum(ours.values()) == pytest.approx(sum(theirs.values()), rel=0.001)
+    assert sum(ours.values()) == pytest.approx(sum(theirs.values()), rel=0.01)
     for attempt, seconds in theirs.items():
         assert ours[attempt] == pytest.approx(seconds, abs=0.003)
     of_jobs = uses(Kind.JOB)
