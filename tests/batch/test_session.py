@@ -134,6 +134,7 @@ def test_a_file_that_the_command_writes_over_gets_no_lines_of_ours(machine: Simu
     assert log.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_session_whose_gpu_is_used_goes_on(machine: SimulatedMachine, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("a") as output:
@@ -151,6 +152,7 @@ def test_a_session_whose_gpu_is_used_goes_on(machine: SimulatedMachine, tmp_path
         assert process.wait(60) == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_its_time_is_up_though_it_is_used(machine: SimulatedMachine, tmp_path: Path) -> None:
     machine.set_utilisation(0, 90)
     log = tmp_path / "log"
@@ -226,6 +228,7 @@ def test_the_ledger_knows_it_as_a_session(machine: SimulatedMachine) -> None:
     assert 0 < use.held_s < 60
 
 
+@pytest.mark.slow
 def test_what_is_put_into_a_queue_from_a_session_outlives_it(machine: SimulatedMachine, tmp_path: Path) -> None:
     gpuherd_up = shlex.join([sys.executable, "-m", "gpuherd", "up", "--max-checks", "1"])
     environment = {**os.environ, "GPUHERD_QUEUE": str(tmp_path / "queue")}
@@ -255,6 +258,7 @@ def test_notices_go_where_the_settings_say(machine: SimulatedMachine, tmp_path: 
     assert "gives GPU 0 back" in ended["text"]
 
 
+@pytest.mark.slow
 def test_a_script_that_goes_on_after_the_session_is_not_ended_with_it(
     machine: SimulatedMachine, tmp_path: Path
 ) -> None:
@@ -304,6 +308,7 @@ def test_a_shell_on_a_terminal_is_warned_there_and_ended(machine: SimulatedMachi
     wait_until(lambda: not held(machine))
 
 
+@pytest.mark.slow
 def test_what_is_typed_keeps_the_session(machine: SimulatedMachine) -> None:
     """The kernel notes reads of a terminal every 8 seconds at most."""
     words = ("--idle-after", "12s", "--warn", "1s", "--grace", "3s")

@@ -104,6 +104,7 @@ def test_before_it_only_jobs_that_surely_end_are_started(user: Callable[[str, in
     assert set(used(bob)) == {"0", "1", "2", "3"}
 
 
+@pytest.mark.slow
 def test_a_job_waits_for_the_end_of_a_reservation_and_says_why(user: Callable[[str, int], Any]) -> None:
     bob = user("bob", BOB)
     now = time.time()

@@ -162,6 +162,7 @@ def test_one_who_comes_late_gets_a_turn_and_one_who_is_killed_stops_nobody(lab: 
     assert (len(spans["bob"]), len(spans["carol"])) == (60, 8)
 
 
+@pytest.mark.slow
 def test_a_job_on_all_gpus_is_not_starved_by_a_stream_of_small_ones(lab: Callable[..., Lab]) -> None:
     machine = lab()
     machine.start("alice", 150, 0.4)

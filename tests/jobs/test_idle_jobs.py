@@ -233,6 +233,7 @@ def test_an_idle_job_is_reported_and_notified_and_goes_on(run: Run, machine: Sim
     assert run.attempts() == [("done", None)]
 
 
+@pytest.mark.slow
 def test_an_idle_job_is_paused_until_a_person_resumes_it(run: Run, machine: SimulatedMachine, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     run.start(sh(gate.wait), on_idle="pause")

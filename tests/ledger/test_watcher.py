@@ -59,6 +59,7 @@ def test_a_command_of_a_moment_is_recorded(standin: Callable[..., SimulatedMachi
     assert 0.3 <= use.held_s < 20
 
 
+@pytest.mark.slow
 def test_a_longer_one_is_measured_and_its_end_is_exact(
     standin: Callable[..., SimulatedMachine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def open_queue(window: browsing.Window, server: Serving, scene: Scene, path: str
     return visit
 
 
+@pytest.mark.slow
 def test_jobs_are_paused_by_button_while_the_list_changes_under_the_hand(
     window: browsing.Window, server: Serving, scene: Scene
 ) -> None:
@@ -82,6 +83,7 @@ def test_jobs_are_paused_by_button_while_the_list_changes_under_the_hand(
     assert visit.fine()
 
 
+@pytest.mark.slow
 def test_a_job_with_its_log_on_a_phone_in_the_dark(window: browsing.Window, server: Serving, scene: Scene) -> None:
     log = scene.run.attempt_log("busy", 1)
     log.write_text("".join(f"{number} {'long ' * 30}\n" for number in range(200)))

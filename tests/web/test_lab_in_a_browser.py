@@ -102,6 +102,7 @@ def test_a_span_is_dragged_and_reserved_and_given_back_by_keyboard(window: brows
     assert visit.fine()
 
 
+@pytest.mark.slow
 def test_what_is_reserved_elsewhere_comes_by_itself_on_a_phone(window: browsing.Window, server: Serving) -> None:
     from gpuherd.gpus.reservation_files import ReservationFolder
 

@@ -122,6 +122,7 @@ def test_forms_are_bounded(page: Serving) -> None:
     assert ask(page.port, "/login", method="POST", body=many, Sec_Fetch_Site="same-origin").status == 403
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_read_the_machine_once(page: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[float] = []
     read = MachineReader.read
