@@ -1,4 +1,5 @@
-"""``gpuherd simulate`` with 1,000 GPUs and 100,000 jobs, on one core; and 64 jobs of 300 s beside the guides' loop."""
+"""``gpuherd simulate`` with 1,000 GPUs and 100,000 jobs, on one core; 64 jobs of 300 s beside the guides' loop; and
+users who share a machine."""
 
 from __future__ import annotations
 
@@ -7,7 +8,20 @@ import time
 from random import Random
 from typing import Any
 
-from gpuherd.simulate import Recipe, Rules, Scenario, drawn, machine, machines, simulate, spread, variants
+from gpuherd.simulate import (
+    Recipe,
+    Rules,
+    Scenario,
+    drawn,
+    machine,
+    machines,
+    simulate,
+    spread,
+    users,
+    variants,
+    works_of,
+)
+from gpuherd.simulate.people import with_expected_costs
 from gpuherd.simulate.results import Figures
 from gpuherd.simulate.workload import Mix, background
 
@@ -28,6 +42,28 @@ def run(*, quick: bool) -> dict[str, Any]:
         "cases": {name: _case(count, gpus, external) for name, gpus, external in CASES},
         "max_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "64_jobs_of_300_s_on_8_gpus": _beside_the_guides(),
+        "users_of_8_gpus": {
+            str(number): _shared(number, count // 50) for number in ((2, 10) if quick else (2, 10, 50))
+        },
+    }
+
+
+def _shared(number: int, count: int) -> dict[str, Any]:
+    """Users of one weight with as many jobs in all, and the one who got the most and the least of what was due."""
+    people = users(",".join(f"user{each}" for each in range(number)))
+    recipe = Recipe(seconds=spread("exponential:5m"))
+    works = works_of(
+        (user, with_expected_costs(drawn(max(1, count // number), recipe, Random(user.name)))) for user in people
+    )
+    started = time.process_time()
+    (result,) = simulate(Scenario(machines=machine("8x80GB"), works=works, users=people), variants(Rules(), []))
+    of_due = [user.of_due for user in result.users if user.of_due is not None]
+    return {
+        "jobs": len(works),
+        "cpu_seconds": round(time.process_time() - started, 2),
+        **_told(result.figures),
+        "least_of_due": round(min(of_due), 4),
+        "most_of_due": round(max(of_due), 4),
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,10 @@ class Budget:
     def completions(self) -> int:
         """That each method learns from."""
         return self.steps * self.sequences
+
+    def at_rate(self, factor: float) -> Budget:
+        """The same with all learning rates times this."""
+        return replace(self, lr=self.lr * factor)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from gpuherd.atomic import atomic_write
 from gpuherd.qa.intervals import wilson
 from reproductions.comparison import GUIDED
 
+RATE_FACTOR = "times all learning rates of the methods; 1.000001 shows how far a result follows mere rounding"
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
@@ -103,6 +104,30 @@ def over_seeds(values: Sequence[float]) -> str:
 
     spread = math.sqrt(sum((each - mean(values)) ** 2 for each in values) / (len(values) - 1) / len(values))
     return f"{short(mean(values))} ± {t.ppf(0.975, len(values) - 1) * spread:.3f}"
+
+
+def run_again(results: Path) -> list[str]:
+    """How far a second run, in the folder ``again``, differs: the figures outside of the recorded intervals, and how
+    far a result follows a change of the learning rate by a millionth."""
+    inside, rows = 0, []
+    for path in sorted((results / "again").glob("*.json")):
+        first, second = (json.loads(each.read_text())["methods"] for each in (results / path.name, path))
+        for method in [name for name in second if name in first]:
+            before, after = (own(each[method]["points"]) for each in (first, second))
+            interval = wilson(round(before["right"]["value"] * before["problems"]), before["problems"])
+            if interval.low <= after["right"]["value"] <= interval.high:
+                inside += 1
+            else:
+                rows.append([path.stem, method, share_cell(before), share_cell(after)])
+    lines = [f"**Run again** with the code of a later month: {inside} of {inside + len(rows)} figures lie in the", ""]
+    lines[0] += " intervals above; the others:"
+    lines += [*table(["graph and seed", "method", "recorded", "again"], rows), ""]
+    for path in sorted((results / "again").glob("*.jsonl")):
+        found = json.loads(path.read_text())
+        factors, shares = ([f"{each[key]:.6f}" for each in found["rows"]] for key in ("rate_factor", "right"))
+        lines += [f"**Rounding**: {found['method']}, {found['of']}, with all learning rates times a factor", ""]
+        lines += table(["factor", *factors], [["share right", *(share[:5].removeprefix("0") for share in shares)]])
+    return lines
 
 
 def sweep(seeds: Sequence[dict[str, Any]], title: str) -> list[str]:

@@ -36,12 +36,12 @@ class Window:
         page.on("request", lambda request: self.requests.append(request.url))
 
 
-def one_window() -> Iterator[Window]:
-    """A window that is there until the generator goes on."""
+def one_window(*, offline: bool = True) -> Iterator[Window]:
+    """A window that is there until the generator goes on; ``offline``: without a network, the loopback too."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield Window(found.new_context(offline=True).new_page())
+        yield Window(found.new_context(offline=offline).new_page())
         found.close()
 
 

@@ -74,6 +74,7 @@ def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         if name.startswith(("GPUHERD_", "CUDA_")) or name in VARIABLES:
             monkeypatch.delenv(name)
     monkeypatch.setenv("GPUHERD_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("GPUHERD_MACHINE_DIR", str(tmp_path / "machine"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     yield
     if driver.STATE_VARIABLE in os.environ:

@@ -32,6 +32,14 @@ def test_the_core_installs_and_starts_without_torch(tmp_path: Path) -> None:
     shown = subprocess.run([gpuherd, "esd", "--single-model", str(ROOT)], capture_output=True, text=True, timeout=60)
     assert shown.returncode != 0
     assert "gpuherd[esd]" in shown.stderr
+    shown = subprocess.run([gpuherd, "web"], capture_output=True, text=True, timeout=60)
+    assert shown.returncode != 0
+    assert "gpuherd[web]" in shown.stderr
+    # What is no Python is in the package too.
+    (assets,) = (tmp_path / "env").glob("lib/python3*/site-packages/gpuherd/web/assets")
+    ours = {path.name for path in (ROOT / "src/gpuherd/web/assets").iterdir()}
+    assert {path.name for path in assets.iterdir()} == ours
+    assert (assets.parent / "templates" / "base.html").exists()
 
 
 def test_the_version_is_written_once() -> None:

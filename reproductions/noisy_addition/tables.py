@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reproductions.noisy_addition.protocol import HALF_WITHIN, METHODS
-from reproductions.results import DOCS, accuracies, costs, read_results, sweep, table, write_section
+from reproductions.results import DOCS, accuracies, costs, read_results, run_again, sweep, table, write_section
 
 # One seed of a trial by other code, T=1 (next-token and CD were not in it).
 TRIAL = {
@@ -45,7 +45,7 @@ def write_documents(results: Path) -> None:
         "",
         *table(["base", *METHODS], [costs(seeds, METHODS)]),
     ]
-    write_section(DOCS / "star-graph.md", "noisy addition", lines)
+    write_section(DOCS / "star-graph.md", "noisy addition", [*lines, "", *run_again(results)])
 
 
 def _bases(seeds: Sequence[dict[str, Any]]) -> list[str]:

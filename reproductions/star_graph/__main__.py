@@ -16,13 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from reproductions.results import own, quiet_libraries, write_result
+from reproductions.results import RATE_FACTOR, own, quiet_libraries, write_result
 from reproductions.star_graph.protocol import METHODS, PROTOCOLS, Protocol
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
     parser.add_argument("--methods", nargs="+", default=None, metavar="METHOD", help="all by default")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="processes side by side (default: 2)")
+    parser.add_argument("--rate-factor", type=float, default=1.0, metavar="F", help=RATE_FACTOR)
     parser.add_argument("--work", type=Path, default=Path("outputs/star-graph"), help="folder of models and rows")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     documents = parser.add_mutually_exclusive_group()
@@ -79,6 +80,7 @@ def _side_by_side(
             words = ["--graphs", f"{degree},{length}", "--seeds", str(seed)]
             words += ["--work", str(args.work), "--results", str(args.results), "--no-tables"]
             words += ["--methods", *args.methods] if args.methods else []
+            words += ["--rate-factor", repr(args.rate_factor)]
             running[f"G({degree},{length}) seed {seed}"] = subprocess.Popen(
                 [sys.executable, "-m", "reproductions.star_graph", *words],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
@@ -116,6 +118,7 @@ def run_seed(protocol: Protocol, seed: int, args: argparse.Namespace, console: C
     if place is None:
         console.print(f"{protocol.name} seed {seed}: not valid, no checkpoint of the base passes")
         return
+    protocol = replace(protocol, budget=protocol.budget.at_rate(args.rate_factor))
     task = graphs(protocol, protocol.length, seed, protocol.budget.completions // 2)
     shared = share(protocol.budget, protocol.name, seed, place, task, folder)
     found["base"] = tested(shared, "base", shared.base, folder / "base-test")

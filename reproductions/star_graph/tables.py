@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reproductions.comparison import GUIDED
-from reproductions.results import DOCS, accuracies, costs, read_results, sweep, table, write_section
+from reproductions.results import DOCS, accuracies, costs, read_results, run_again, sweep, table, write_section
 from reproductions.star_graph.protocol import EDGES_ABOVE, METHODS, SHORTCUT_WITHIN
 
 # Q# paper, figures 2 and 5 (bars; the text gives words) for G(2,5), G(5,5), G(3,8) with GPT-2.
@@ -33,7 +33,7 @@ def write_documents(results: Path) -> None:
     lines = [*_accuracies(seeds), *_bases(seeds), "", *_sweeps(seeds), *_costs(seeds)]
     if _draw_sweep(seeds, DOCS / "images" / "star-graph-eta.svg"):
         lines += ["", "![Accuracy and divergence over eta](images/star-graph-eta.svg)"]
-    write_section(DOCS / "star-graph.md", "star graphs", lines)
+    write_section(DOCS / "star-graph.md", "star graphs", [*lines, "", *run_again(results)])
 
 
 def _of_graphs(seeds: Sequence[dict[str, Any]]) -> Iterable[tuple[str, list[dict[str, Any]]]]:

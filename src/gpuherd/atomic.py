@@ -124,6 +124,12 @@ def _identity(path: Path) -> tuple[int, int]:
 # Writing a file so that it is there as a whole or not at all, whenever the process or the machine dies.
 
 
+def without_waiting(name: str, flags: int) -> int:
+    """An ``opener`` for files in folders of others, where a name may be a FIFO: opening and reading it never waits for
+    its other end. Raises OSError."""
+    return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """Replaces ``path`` by ``data``: temporary file there, sync, rename, sync of the folder. Raises OSError.
 

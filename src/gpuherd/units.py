@@ -8,6 +8,10 @@ the i (``20GB`` = ``20GiB``), as GPU tools print them.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 # Compiled when first used (``re`` keeps them): every command loads this module.
 _SIZE = r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])i?b?)?"
@@ -101,6 +105,65 @@ def duration_s(word: str) -> float:
     if value <= 0:
         raise ValueError(f"{word!r} is not a length of time; write 90s, 30m, 2h or 1h30m")
     return value
+
+
+_WEEK = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_MOMENT = (
+    r"(?:(?P<date>\d{4}-\d{1,2}-\d{1,2})|(?P<day>[a-z]{3,9}))?(?:(?:^|[ t]|\s+at\s+)"
+    r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d))?)?"
+)
+_MOMENTS = 'write "fri 18:00", "tomorrow 9:00", "2026-12-01 09:00", "18:00", "in 2h" or "now"'
+
+
+def moment(word: str, now: float) -> float:
+    """A time as people write it, in seconds since 1970: local time, with its daylight saving.
+
+    A day of the week, or a time of day alone, is the next one after ``now``; a day without a time begins at midnight.
+    A time that comes twice, when the clocks are set back, is the first. Raises ValueError for one that is skipped when
+    they are set forward.
+
+    >>> moment("in 2h", 1000.0), moment("now", 1000.0)
+    (8200.0, 1000.0)
+    """
+    from datetime import datetime, timedelta  # slow to import
+
+    text = " ".join(word.lower().split())
+    if text == "now":
+        return now
+    if text.startswith("in "):
+        return now + duration_s(text.removeprefix("in "))
+    found = re.fullmatch(_MOMENT, text, re.ASCII) if text else None
+    day = found["day"] if found else None
+    if found is None or (day and day not in ("today", "tomorrow") and not _is_day(day)):
+        raise ValueError(f"{word!r} is no time; {_MOMENTS}")
+    today = datetime.fromtimestamp(now).replace(hour=0, minute=0, second=0, microsecond=0)
+    try:
+        at = datetime.strptime(found["date"], "%Y-%m-%d") if found["date"] else today
+        hour, minute, second = (int(found[unit] or 0) for unit in ("hour", "minute", "second"))
+        at = at.replace(hour=hour, minute=minute, second=second)
+        if day == "tomorrow":
+            at += timedelta(days=1)
+        elif day and day != "today":
+            at += timedelta(days=(_WEEK.index(day[:3]) - at.weekday()) % 7)
+            at += timedelta(days=7 if _stamp(at, word) <= now else 0)
+        elif found["date"] is None and day is None:
+            at += timedelta(days=1 if _stamp(at, word) <= now else 0)
+        return _stamp(at, word)
+    except (ValueError, OverflowError, OSError) as problem:
+        reason = str(problem) if "daylight" in str(problem) else f"{word!r} is no time; {_MOMENTS}"
+        raise ValueError(reason) from None
+
+
+def _is_day(word: str) -> bool:
+    names = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+    return any(name.startswith(word) for name in names)
+
+
+def _stamp(local: datetime, word: str) -> float:
+    at = local.timestamp()
+    if local.fromtimestamp(at) != local:
+        raise ValueError(f"{word!r} is skipped: the clocks are set forward then for daylight saving; name another time")
+    return at
 
 
 def duration(seconds: float, *, parts: int = 2) -> str:

@@ -207,7 +207,7 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
     told = as_json()
     assert told.keys() == {
         *("time", "driver_version", "cuda_version", "problem", "lease_problem", "memory_threshold_mb", "limits"),
-        "gpus",
+        *("waiting", "gpus"),
     }
     first = told["gpus"][0]
     assert first.keys() == {field.name for field in fields(Gpu)} | {
@@ -216,6 +216,8 @@ def test_json_has_every_field_of_a_gpu(standin: Standin) -> None:
         "excluded",
         "left_out",
         "lease",
+        *("reserved", "next_reserved", "lapsed"),
+        "idle",
         "free",
         "reason",
     }
@@ -330,3 +332,50 @@ def test_the_state_has_a_column_in_any_window(standin: Standin, width: int) -> N
     assert lines[1][at:].strip() == "free"
     assert lines[2][at:].startswith("busy: ")
     assert all(len(line.rstrip()) <= width for line in lines)
+
+
+def test_a_gpu_that_is_held_and_not_used_is_named_with_its_user(standin: Standin, tmp_path: Path) -> None:
+    machine = standin("2x40GB")
+    machine.occupy(0, 30_720, pid=os.getpid())
+    machine.set_utilisation(0, 0)
+    machine.occupy(1, 2_000, pid=os.getpid())
+    (tmp_path / "config" / "gpuherd").mkdir(parents=True)
+    (tmp_path / "config" / "gpuherd" / "config.toml").write_text("[idle]\nafter = '300ms'\n")
+    assert as_json()["gpus"][0]["idle"] is None, "one look can't know for how long"
+    command = [sys.executable, "-c", RUN, "gpus", "--json", "--watch", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            idle, busy = (found["idle"] for found in json.loads(line)["gpus"])
+            assert busy is None
+            if idle is not None:
+                break
+        child.send_signal(signal.SIGINT)
+    assert idle["idle_s"] >= 0.3
+    assert 0 <= time.time() - idle["since"] < 60
+    (holder,) = idle["holders"]
+    assert (holder["pid"], holder["memory_mb"], idle["used_mb"]) == (os.getpid(), 30_720, 30_720)
+    assert "holds 30 GB (pid" in idle["sentence"]
+
+
+def test_the_table_names_idle_gpus(standin: Standin, tmp_path: Path) -> None:
+    machine = standin("1x40GB")
+    machine.occupy(0, 30_720, pid=os.getpid())
+    machine.set_utilisation(0, 0)
+    (tmp_path / "config" / "gpuherd").mkdir(parents=True)
+    (tmp_path / "config" / "gpuherd" / "config.toml").write_text("[idle]\nafter = '200ms'\n")
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN, "gpus", "--watch", "0.1"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    read_until(ours, "idle for")
+    child.send_signal(signal.SIGINT)
+    assert "holds 30 GB (pid" in drain(ours)
+    assert child.wait(20) == 0
+    os.close(ours)

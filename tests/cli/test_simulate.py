@@ -15,6 +15,7 @@ from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, QueueUnreadable,
 from gpuherd.jobs import Job, Queue
 
 EIGHT = ("--machine", "8x80GB")
+PAIR = ("--users", "alice:2,bob", "--jobs", "20", "--seconds", "5m")
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -139,6 +140,23 @@ def test_a_folder_without_a_queue_and_a_damaged_one_are_named(tmp_path: Path) ->
         (("--jobs", "5", "--seconds", "5m", *EIGHT, "--compare", "ordre=age"), "did you mean order="),
         (("results", "--mem", "5GB", *EIGHT), "--mem is for drawn jobs"),
         (("--jobs", "9999999", "--seconds", "5m", *EIGHT), "can be simulated"),
+        (("a.txt", "b.txt", *EIGHT), "whose jobs are these"),
+        (("alice=a.txt", "b.txt", *EIGHT), "write alice=b.txt"),
+        (("a.txt", *PAIR, *EIGHT), "With --users write alice=a.txt"),
+        (("alice=a.txt", "alice=b.txt", *EIGHT), "two sources"),
+        (("al ice=a.txt", *EIGHT), "no name of a user"),
+        (("alcie=a.txt", "--users", "alice,bob", *EIGHT), "did you mean alice"),
+        (("--users", "alice,bob", *EIGHT), "how many jobs each user has"),
+        (("--users", "alice,bob", "--jobs", "5", *EIGHT), "needs --seconds"),
+        (("alice=a.txt", "--jobs", "5", "--seconds", "5m", *EIGHT), "has a source of jobs already"),
+        (("--jobs", "5", "--seconds", "5m", "--user-arrives", "bob=5m", *EIGHT), "name them: --users"),
+        (("--jobs", "5", "--seconds", "5m", "--no-turns", *EIGHT), "for several users: --users"),
+        (("--jobs", "5", "--seconds", "5m", "--grace", "5s", *EIGHT), "for several users: --users"),
+        ((*PAIR, "--user-arrives", "bbo=5m", *EIGHT), "did you mean bob"),
+        ((*PAIR, "--user-hours", "dave=5", *EIGHT), "there are alice, bob"),
+        ((*PAIR, "--machines", "2x8x80GB"), "share one machine"),
+        ((*PAIR, *EIGHT, "--policy", "guides"), "knows no users"),
+        ((*PAIR, *EIGHT, "--num-nodes", "2"), "spans several nodes"),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], match: str) -> None:
@@ -153,6 +171,9 @@ def test_what_does_not_go_together_is_refused(words: tuple[str, ...], match: str
         ((*EIGHT, "--seconds", "lognormol:1,2"), "did you mean lognormal"),
         ((*EIGHT, "--ordre", "age"), "did you mean --order"),
         ((*EIGHT, "--background", "bussy=1"), "did you mean busy"),
+        ((*EIGHT, "--users", "alice:0"), "a weight is a number above 0"),
+        ((*EIGHT, "--user-arrives", "bob"), "gives no user a value"),
+        ((*EIGHT, "--keep-share", "2"), "not a share from 0 to 1"),
     ],
 )
 def test_words_that_do_not_parse_are_answered(
@@ -196,3 +217,76 @@ def test_jobs_that_name_a_model_get_the_gpus_of_its_plan(capsys: pytest.CaptureF
     # The large one takes all four GPUs, so that the small one comes after it.
     (result,) = figures(capsys, str(path), "--seconds", "100", "--machine", "4x40GB")["runs"]
     assert result["makespan_seconds"] >= 200
+
+
+def test_several_users_with_their_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, *PAIR, "--machine", "3x80GB", "--user-arrives", "bob=20m")
+    assert found["jobs"] == 40
+    (result,) = found["runs"]
+    alice, bob = result["users"]
+    assert (alice["name"], alice["weight"], alice["jobs"], alice["done"]) == ("alice", 2.0, 20, 20)
+    assert bob["arrives_seconds"] == 1200.0
+    assert bob["first_gpu_seconds"] == pytest.approx(bob["predicted_seconds"], abs=1)
+    assert alice["share"] + bob["share"] == pytest.approx(1, abs=0.001)
+    assert alice["gpu_hours"] + bob["gpu_hours"] == pytest.approx(result["gpu_hours"])
+    assert alice["wait_seconds"]["mean"] > 0
+    assert "users" not in figures(capsys, "--jobs", "9", "--seconds", "5m", *EIGHT)["runs"][0]
+
+
+def test_one_user_more_changes_no_job_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def hours(who: str) -> dict[str, float]:
+        words = ("--users", who, "--jobs", "20", "--seconds", "lognormal:5m,1", *EIGHT)
+        return {user["name"]: user["gpu_hours"] for user in figures(capsys, *words)["runs"][0]["users"]}
+
+    two, three = hours("alice,bob"), hours("alice,bob,carol")
+    assert three == {**two, "carol": three["carol"]}
+    assert len(set(three.values())) == 3
+
+
+def test_each_user_may_have_a_source_of_jobs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "commands.txt"
+    file.write_text("#gpuherd cost=100 gpus=2 name=first\na\n#gpuherd cost=50 needs=first\nb\n")
+    (tmp_path / "run").mkdir()
+    queue = Queue(tmp_path / "run" / "queue.sqlite")
+    queue.submit([Job(name="first", argv=("x",))])
+    queue.close()
+    words = (f"alice={file}", f"bob={tmp_path / 'run'}", "--seconds", "1m", "--machine", "2x80GB")
+    (result,) = figures(capsys, *words)["runs"]
+    assert [(user["name"], user["weight"], user["done"]) for user in result["users"]] == [
+        ("alice", 1.0, 2),
+        ("bob", 1.0, 1),
+    ]
+    # Those without a source have drawn jobs.
+    more = ("--users", "alice:3,carol", "--jobs", "5")
+    (result,) = figures(capsys, *words[:1], *words[2:], *more)["runs"]
+    assert [(user["name"], user["weight"], user["jobs"]) for user in result["users"]] == [
+        ("alice", 3.0, 2),
+        ("carol", 1.0, 5),
+    ]
+
+
+def test_a_file_whose_name_has_an_equals_sign_is_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "lr=3.txt"
+    file.write_text("a\nb\n")
+    (result,) = figures(capsys, str(file), "--seconds", "1m", *EIGHT)["runs"]
+    assert result["done"] == 2 and "users" not in result
+
+
+def test_users_have_rows_in_the_table_and_lines_in_the_timeline(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shown = told(capsys, *PAIR, *EIGHT, "--compare", "turns=on,off", "--plot", str(tmp_path / "run.svg"))
+    assert max(map(len, shown.splitlines())) <= 100
+    assert sum(line.lstrip().startswith(("alice ", "bob ")) for line in shown.splitlines()) >= 4
+    assert "Of due" in shown and "Predicted" in shown and "…" not in shown
+    picture = (tmp_path / "run.svg").read_text()
+    assert ">alice</text>" in picture and "bob: job-1: " in picture
+
+
+def test_the_rules_of_turns_have_an_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    words: tuple[str, ...] = ("--users", "alice:3,bob,carol", "--jobs", "40", "--seconds", "lognormal:10m,1")
+    words += ("--num-gpus", "1:8,3:2", "--machine", "4x80GB", "--user-arrives", "carol=1h", "--seed", "3")
+    plain = figures(capsys, *words)["runs"][0]
+    for rule in ("turns=off", "half_life=20m", "grace=5m", "slice=1h", "keep_share=0.5"):
+        assert figures(capsys, *words, "--compare", rule)["runs"][0] != {**plain, "name": rule}, rule
+    assert figures(capsys, *words, "--user-hours", "bob=5")["runs"][0]["users"] != plain["users"]

@@ -28,8 +28,8 @@ from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
 plan = json.loads(Path(sys.argv[1]).read_text())
 if plan["uid"] is not None:
     # All that is imported late must be in before: another user may not be let into our folder of Python.
-    import difflib, encodings.ascii, getpass, hashlib, psutil, pwd, statistics, tempfile
-    import gpuherd.gpus.query, gpuherd.jobs.gpu.watch
+    import difflib, encodings.ascii, getpass, hashlib, psutil, pwd, statistics, tempfile, tomllib
+    import gpuherd.gpus.query, gpuherd.jobs.gpu.watch, gpuherd.ledger.sampler, gpuherd.ledger.shares
     from gpuherd.standin import driver
     driver.load()
     os.setgroups([]), os.setgid(plan["uid"]), os.setuid(plan["uid"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.jobs import settings as quiet_hours
-from gpuherd.jobs.scheduler.limits import Allowance, allowance, most_ever
+from gpuherd.jobs.scheduler.limits import WEEK_HALF_LIFE_S, Allowance, allowance, most_ever
 from gpuherd.jobs.settings import Hours, Policy, Settings, active, next_change, parse_quiet_hours
 
 MONDAY = datetime(2026, 11, 16)
@@ -140,3 +140,39 @@ def test_nobody_is_allowed_more_than_any_limit_says(
     known = [limit for limit in limits if limit is not None]
     assert found.max_gpus == (max(0, min(known) - elsewhere) if known else None)
     assert (found.sentence is None) is (found.max_gpus is None)
+
+
+# --- GPU-hours a week ------------------------------------------------------------------------------------------------
+
+WEEKLY = Settings(policy=Policy(week_hours_per_user=40.0, week_hours_of={"alice": 0.0}))
+
+
+def test_who_has_used_up_a_week_waits_until_it_has_faded_enough() -> None:
+    assert allowance(WEEKLY, "bob", MONDAY, 0, 39.9 * 3600) == Allowance()
+    assert allowance(Settings(), "bob", MONDAY, 0, 1e9) == Allowance()
+    found = allowance(WEEKLY, "bob", MONDAY, 0, 41 * 3600.0)
+    assert found.max_gpus == 0
+    # A sum that fades with a time constant of a week: 41 to 40 takes 7 days * ln(41/40), and a minute to be below.
+    assert found.sentence == (
+        "bob may use 40 GPU-hours a week by this machine's policy, and has used 41.0 of late;"
+        " from Mon 04:09 on it is less again"
+    )
+    assert found.changes_at == pytest.approx((MONDAY + timedelta(hours=4, minutes=9)).timestamp(), abs=60)
+    far = allowance(WEEKLY, "bob", MONDAY, 0, 400 * 3600.0)
+    assert "from 2026-12-02 02:" in str(far.sentence)
+    never = allowance(WEEKLY, "alice", MONDAY)
+    assert (never.max_gpus, never.changes_at) == (0, None)
+    assert never.sentence == "alice may use 0 GPU-hours a week by this machine's policy, and has used 0.0"
+
+
+@given(st.floats(0.1, 1e4), st.floats(1.0, 10.0))
+def test_at_the_time_that_is_named_the_week_is_below_its_limit(hours: float, times: float) -> None:
+    settings = Settings(policy=Policy(week_hours_per_user=hours))
+    used_s = hours * 3600 * times
+    found = allowance(settings, "bob", MONDAY, 0, used_s)
+    assert found.changes_at is not None
+    wait_s = found.changes_at - MONDAY.timestamp()
+    later = allowance(settings, "bob", MONDAY, 0, used_s * 2 ** (-wait_s / WEEK_HALF_LIFE_S))
+    assert later.max_gpus is None
+    sooner = allowance(settings, "bob", MONDAY, 0, used_s * 2 ** (-max(0.0, wait_s - 120) / WEEK_HALF_LIFE_S))
+    assert sooner.max_gpus == 0

@@ -15,10 +15,11 @@ from gpuherd.cli import main
 from gpuherd.doctor.checks import find_leases, find_settings
 from gpuherd.errors import UsageError
 from gpuherd.gpus import policy_file
+from gpuherd.gpus.turns import TurnRules
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions, GpuOptions
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.settings import NO_SETTINGS, load, user_file
+from gpuherd.jobs.settings import NO_SETTINGS, TurnPolicy, load, user_file
 from gpuherd.options import add_options, build
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of others")
@@ -272,9 +273,32 @@ def test_the_machines_policy(policy: Path) -> None:
     assert found.path == policy
 
 
+def test_turns_and_weeks_of_a_policy(policy: Path) -> None:
+    assert load().policy.turns == TurnPolicy()
+    policy.write_text(
+        "[turns]\nenabled = false\nhalf_life = '3d'\ngrace = '1m'\nslice = '10s'\nkeep_share = 0.5\n"
+        "[limits]\ngpu_hours_per_week_per_user = 100\n"
+        "[users.alice]\nweight = 2.5\ngpu_hours_per_week = 0\n"
+    )
+    found = load().policy
+    assert not found.turns.enabled
+    assert found.turns.rules == TurnRules(
+        half_life_s=3 * 86400.0, grace_s=60.0, slice_s=10.0, quantum_s=50.0, keep_share=0.5
+    )
+    assert (found.turns.weight("alice"), found.turns.weight("bob")) == (2.5, 1.0)
+    assert (found.week_hours("alice"), found.week_hours("bob")) == (0.0, 100.0)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("[turns]\nhalflife = '3d'", "did you mean half_life"),
+        ("[turns]\nenabled = 'no'", "should be true or false"),
+        ("[turns]\ngrace = 'soon'", "no length of time|not a length of time"),
+        ("[turns]\nkeep_share = 1.5", "above 1"),
+        ("[users.alice]\nweight = 0", "should be above 0"),
+        ("[users.alice]\nweight = -1", "not a number of 0 or more"),
+        ("[users.alice]\ngpu_hours_per_week = 'all'", "not a number of 0 or more"),
         ("[limits]\nmax_gpus_per_usr = 4", "did you mean max_gpus_per_user"),
         ("[users.alice]\nmax_gpu = 4", "did you mean max_gpus"),
         ("[users]\nalice = 4", r"\[users\] alice should be a table"),

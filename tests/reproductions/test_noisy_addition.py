@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,15 +54,17 @@ def test_a_whole_comparison(tmp_path: Path) -> None:
         test=30,
         heldout=20,
     )
+    places = {"work": tmp_path / "work", "results": tmp_path / "results"}
+    args = Namespace(methods=METHODS, rate_factor=1.0, **places)
     # So little is learnt from 40 sums that no base would count; it counts as soon as it is looked at.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reproductions.noisy_addition.protocol.HALF_WITHIN", 0.6)
-        run_seed(protocol, 0, tmp_path / "work", tmp_path / "results" / "seed0.json", Console())
+        run_seed(protocol, 0, args, Console())
         (found,) = read_results(tmp_path / "results")
         assert [*found["methods"]] == [*METHODS]
         for name, method in found["methods"].items():
             assert own(method["points"])["problems"] == 30
             assert len(method["points"]) == (5 if name in GUIDED else 1)
         (tmp_path / "results" / "seed0.json").unlink()
-        run_seed(protocol, 0, tmp_path / "work", tmp_path / "results" / "seed0.json", Console())
+        run_seed(protocol, 0, args, Console())
     assert read_results(tmp_path / "results") == [found]

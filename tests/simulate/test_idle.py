@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.gpus.idle import Check, IdleRule, Streaks, is_free, observe, released
-from gpuherd.simulate.engine import free_at
+from gpuherd.simulate.devices import free_at
 from gpuherd.simulate.options import TURNAROUND_S
 
 CLEAN, USED = Check(True, ""), Check(False, "used", stranger=True)

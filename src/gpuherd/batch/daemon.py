@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.user_queue import open_folder
 from gpuherd.engines import host
+from gpuherd.engines.process_tree import SESSION_VARIABLE
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
 from gpuherd.jobs.lock import DispatcherLock
@@ -85,6 +86,8 @@ def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
                 pass_fds=(options_in, ready_out),
                 start_new_session=True,
                 check=True,
+                # It outlives the session in which it is started (``gpuherd session``).
+                env={name: value for name, value in os.environ.items() if name != SESSION_VARIABLE},
             )
         os.close(ready_out)
         ready_out = -1

@@ -1,5 +1,5 @@
-"""The options of ``gpuherd batch`` and ``gpuherd run``. Their command lines load this module at every start, and
-the rest of the room only to run."""
+"""The options of ``gpuherd batch``, ``gpuherd run`` and ``gpuherd session``. Their command lines load this module at
+every start, and the rest of the room only to run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job, ModelUse, Planner, job_name, model_use
 from gpuherd.jobs.options import DispatchOptions, GpuOptions
 from gpuherd.options import option, option_fields, same_option
-from gpuherd.units import count, duration_s, size_mb
+from gpuherd.units import count, duration_s, positive_int, size_mb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,14 @@ class CommandOptions:
 class RunOptions(EngineOptions, CommandOptions):
     """The same, and the options of engines."""
 
+    project: str | None = option(
+        None,
+        help="what its GPU hours count for, in gpuherd usage (default: the name of this folder)",
+        parse=job_name,
+        metavar="NAME",
+        group="job",
+    )
+
     def __post_init__(self) -> None:
         CommandOptions.__post_init__(self)
         EngineOptions.__post_init__(self)
@@ -130,3 +138,97 @@ class RunOptions(EngineOptions, CommandOptions):
             max_checks=self.max_checks,
             check_interval=self.check_interval,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """What interactive work on GPUs of this machine needs, and when it gives them back."""
+
+    num_gpus: int = option(1, help="GPUs that the session gets", parse=positive_int, metavar="N", group="job")
+    mem: int | None = same_option(CommandOptions, "mem")
+    cpus: int | None = same_option(CommandOptions, "cpus")
+    session_idle_after: float | None = option(
+        None,
+        help="give the GPUs back when neither they nor the terminal have been used for this time, like 30m "
+        "(default: 1h)",
+        flag="idle-after",
+        parse=duration_s,
+        metavar="TIME",
+        group="end",
+    )
+    warn: float | None = option(
+        None,
+        help="say so this long before (default: 10m, and no more than a quarter of --idle-after and --for)",
+        parse=duration_s,
+        metavar="TIME",
+        group="end",
+    )
+    longest: float | None = option(
+        None,
+        help="give the GPUs back after this time in any case, like 8h",
+        flag="for",
+        parse=duration_s,
+        metavar="TIME",
+        group="end",
+    )
+    grace: float | None = option(
+        None,
+        help="from SIGTERM to SIGKILL for what the session has started (default: 30s)",
+        parse=duration_s,
+        metavar="TIME",
+        group="end",
+    )
+    name: str | None = option(
+        None, help="name that others see as the holder of the GPUs (default: session)", parse=job_name, metavar="NAME"
+    )
+    wait: float | None = option(
+        None, help="give up after this time, like 10m, with exit code 75", parse=duration_s, metavar="TIME"
+    )
+    no_wait: bool = same_option(CommandOptions, "no_wait")
+    quiet: bool = same_option(CommandOptions, "quiet")
+    project: str | None = same_option(RunOptions, "project")
+    gpu_list: tuple[str | int, ...] = same_option(GpuOptions, "gpu_list")
+    gpu_memory_threshold: int = same_option(GpuOptions, "gpu_memory_threshold")
+    max_checks: int | None = same_option(GpuOptions, "max_checks")
+    check_interval: float = same_option(GpuOptions, "check_interval")
+    notify_command: str | None = option(
+        None,
+        help="run this command with the warning and at the end (words, no shell; the notice is its input)",
+        metavar="COMMAND",
+        group="notices",
+    )
+    webhook: str | None = same_option(DispatchOptions, "webhook")
+
+    def __post_init__(self) -> None:
+        if self.wait is not None and self.no_wait:
+            raise UsageError("give --wait TIME or --no-wait, not both")
+        if self.warn is not None and self.warn >= self._shortest_s:
+            raise UsageError("--warn must be shorter than --idle-after and --for: the warning comes before the end")
+
+    @property
+    def warn_s(self) -> float:
+        """How long before its end the session is warned, in seconds."""
+        return min(600.0, self._shortest_s / 4) if self.warn is None else self.warn
+
+    @property
+    def idle_after_s(self) -> float:
+        """Seconds without use after which it ends."""
+        return 3600.0 if self.session_idle_after is None else self.session_idle_after
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds from SIGTERM to SIGKILL."""
+        return 30.0 if self.grace is None else self.grace
+
+    @property
+    def _shortest_s(self) -> float:
+        return min(self.idle_after_s, self.longest or self.idle_after_s)
+
+    @property
+    def run_options(self) -> RunOptions:
+        """The options of a command that takes the same GPUs."""
+        same = {each.name for each, _ in option_fields(SessionOptions)} & {
+            each.name for each, _ in option_fields(RunOptions)
+        }
+        values = {name: getattr(self, name) for name in same}
+        return RunOptions(**values | {"name": self.name or "session"})

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.batch.options import RunOptions
 from gpuherd.engines.local.process import THREAD_VARIABLES
+from gpuherd.engines.process_tree import identify
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.gpus.visible import without
@@ -30,8 +31,10 @@ from gpuherd.jobs.settings import NO_SETTINGS, Settings
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
     from gpuherd.gpus.state import Gpu
+    from gpuherd.gpus.tickets import Need
+    from gpuherd.jobs.gpu.reserved import ReservedGpus
     from gpuherd.jobs.gpu.watch import GpuWatch
-    from gpuherd.jobs.scheduler.types import Decision
+    from gpuherd.jobs.scheduler.types import Decision, GpuView
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
@@ -73,18 +76,71 @@ def find_program(word: str, path: str | None = None) -> str:
 
 
 def become(
-    program: str, argv: Sequence[str], taken: Taken, inherited: Sequence[int], threads: int | None = None
+    program: str,
+    argv: Sequence[str],
+    taken: Taken,
+    inherited: Sequence[int],
+    threads: int | None = None,
+    *,
+    name: str | None = None,
+    project: str | None = None,
+    is_session: bool = False,
 ) -> None:
     """Replaces this process by the command on these GPUs. Returns only by raising CannotBecome.
 
+    A small process stays next to it, which records what it uses in the machine's ledger.
+
     Args:
+        name, project: what it is called there; without a project that of the folder.
+        is_session: it is a session there (``gpuherd session``).
         inherited: the descriptors that we inherited; of all others the command gets only the leases.
         threads: CPU threads for numeric libraries, unless the user has set a number.
     """
     environment = without(os.environ) | visible_environment(taken.gpus)
     if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+    record_use(argv, taken, name, project, is_session=is_session)
     replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})
+
+
+def record_use(
+    argv: Sequence[str],
+    taken: Taken,
+    name: str | None = None,
+    project: str | None = None,
+    *,
+    is_session: bool = False,
+) -> None:
+    """Leaves a small process that records the use of these GPUs by this process, and by what it becomes and leaves
+    behind, in the machine's ledger; without leases nothing. Arguments as for ``become``."""
+    process = identify(os.getpid())
+    if not taken.leases or process is None:
+        return
+    from gpuherd.ledger.names import command_name
+    from gpuherd.ledger.records import Kind, Use
+    from gpuherd.ledger.watcher import leave_watcher
+
+    now, kind = clock.wall(), Kind.SESSION if is_session else Kind.RUN
+    with suppress(OSError):  # a folder that was removed
+        project = project or Path.cwd().name or None
+    leave_watcher(
+        [
+            Use(
+                id=f"{kind}/{process.boot[:8]}/{process.pid}-{process.start_ticks}/{position}",
+                uid=os.geteuid(),
+                gpu=gpu.uuid,
+                label=gpu.label,
+                kind=kind,
+                job=name,
+                project=project,
+                command=command_name(argv),
+                pid=process.pid,
+                since=now,
+                until=now,
+            )
+            for position, gpu in enumerate(taken.gpus)
+        ]
+    )
 
 
 def replace_process(
@@ -138,6 +194,7 @@ class Waiter:
         self._allowed: int | None = None  # GPUs that the settings allow now, by the last decision
         self._refuse_more_than_allowed()
         self._watch = self._open_watch() if options.gpus else None
+        self._reserved = self._open_reserved() if options.gpus else None
 
     def take(self) -> Taken:
         """Waits for the GPUs and takes them. Raises NoGpuFree when that takes too long, JobCannotFit if it is
@@ -146,6 +203,13 @@ class Waiter:
         if watch is None:
             return Taken()
         began = clock.mono()
+        watch.leases.turns.wait(self._need(watch), began)
+        try:
+            return self._take_when_free(watch, began)
+        finally:
+            watch.rest()
+
+    def _take_when_free(self, watch: GpuWatch, began: float) -> Taken:
         while True:
             now = clock.mono()
             watch.look(now, ())
@@ -155,10 +219,11 @@ class Waiter:
                 self._tell(f"no GPUs: {watch.problem}; the command runs on the CPU")
                 return Taken()
             taken = self._take(watch, decided.starts[0].gpus) if decided.starts else None
-            for notice in watch.fetch_notices():
+            for notice in (*watch.fetch_notices(), *(self._reserved.fetch_notices() if self._reserved else ())):
                 self._tell(notice)
             if taken is not None:
-                watch.rest()
+                watch.rest()  # before a process is forked that would keep its locks
+                self._keep_reservations(taken)
                 self._say_taken(taken, clock.mono() - began)
                 return taken
             self._wait(watch, began, decided)
@@ -175,7 +240,7 @@ class Waiter:
         if watch.problem is not None:
             return (), watch.problem if watch.awaits_driver else None
         passing = self._passing(watch)
-        chosen = watch.choose(passing, self._options.gpus, self._options.mem)
+        chosen = watch.choose([gpu for gpu in watch.gpus if gpu.uuid in passing], self._options.gpus, self._options.mem)
         return ((), decided.waits[0].reason if decided.waits else None) if chosen is None else (chosen, None)
 
     @property
@@ -189,6 +254,31 @@ class Waiter:
         from gpuherd.jobs.gpu.watch import GpuWatch
 
         return GpuWatch(self._options.gpu_options(), f"run-{os.getpid()}", self._settings)
+
+    def _need(self, watch: GpuWatch) -> Need:
+        """What other users' gpuherds are told of what this command waits for."""
+        from gpuherd.gpus.tickets import Need
+        from gpuherd.jobs.scheduler.types import fits
+
+        gpus, memory_mb = self._options.gpus, self._options.mem
+        usable = frozenset(gpu.uuid for gpu in watch.gpus if fits(gpu, gpus, memory_mb))
+        return Need(gpus=gpus, smallest=gpus, usable=usable or None, jobs=1)
+
+    def _open_reserved(self) -> ReservedGpus:
+        from gpuherd.jobs.gpu.reserved import ReservedGpus
+
+        return ReservedGpus(self._settings)
+
+    def _views(self, watch: GpuWatch) -> tuple[GpuView, ...]:
+        """The GPUs with the verdicts on them."""
+        now, wall = clock.mono(), clock.wall()
+        views = watch.views(now, ())
+        if self._reserved is None:
+            return views
+        self._reserved.look(wall, now)
+        watch.preferred = self._reserved.mine(wall)
+        watch.without_turns = frozenset(self._reserved.in_force(wall))
+        return self._reserved.views(views, wall)
 
     def _decide(self, watch: GpuWatch) -> Decision:
         from gpuherd.jobs.scheduler.limits import limits
@@ -206,7 +296,7 @@ class Waiter:
             gpus_now=allowed.max_gpus,
             gpus_now_why=allowed.sentence,
         )
-        return decide([job], watch.views(clock.mono(), ()), most, watch.choose)
+        return decide([job], self._views(watch), most, watch.choose)
 
     def _refuse_more_than_allowed(self) -> None:
         """Raises JobCannotFit for more GPUs than the settings ever let the user hold."""
@@ -243,7 +333,7 @@ class Waiter:
         reason = decided.waits[0].reason if decided.waits else "somebody else was faster"
         needed = f"{options.gpus} GPU" + ("s" if options.gpus > 1 else "")
         too_few = self._allowed is not None and self._allowed < options.gpus
-        if options.no_wait and (too_few or len(self._passing(watch)) < options.gpus):
+        if options.no_wait and (too_few or len(self._passing(watch) - _kept(watch)) < options.gpus):
             raise NoGpuFree(f"{needed} can't be had at once: {reason}")
         now = clock.mono()
         if options.wait is not None and now - began >= options.wait:
@@ -254,17 +344,33 @@ class Waiter:
         pause = watch.look_in_s(now)
         time.sleep(pause if options.wait is None else max(0.0, min(pause, options.wait - (now - began))))
 
-    def _passing(self, watch: GpuWatch) -> list[Gpu]:
-        """GPUs that this look found free, whatever earlier looks found."""
+    def _passing(self, watch: GpuWatch) -> set[str]:
+        """UUIDs of the GPUs that this look found free, whatever earlier looks found."""
         from gpuherd.gpus.idle import IdleRule, check
         from gpuherd.gpus.leases import LeaseFolder
+        from gpuherd.jobs.scheduler.types import WaitingJob
 
         rule = IdleRule(memory_threshold_mb=self._options.gpu_memory_threshold)
         leases = LeaseFolder.existing()
-        return [
-            gpu for gpu in watch.gpus if check(gpu, rule).free and (leases is None or leases.holder(gpu.uuid) is None)
-        ]
+        job = WaitingJob(0, self._options.gpus)
+        reserved = {
+            view.gpu.uuid
+            for view in self._views(watch)
+            if view.reserved is not None and view.reserved.is_overrun_by(job)
+        }
+        free = {gpu.uuid for gpu in watch.gpus if check(gpu, rule).free} - reserved
+        return {uuid for uuid in free if leases is None or not leases.is_held(uuid)}
+
+    def _keep_reservations(self, taken: Taken) -> None:
+        """Our reservations of these GPUs must not lapse while the command, which this process becomes, runs."""
+        if self._reserved is not None:
+            self._reserved.mark_until_the_end({gpu.uuid for gpu in taken.gpus})
 
     def _say_taken(self, taken: Taken, after_s: float) -> None:
         labels = ", ".join(gpu.label for gpu in taken.gpus)
         self._tell(f"on GPU {labels}" + (f" after {after_s:.0f} s" if after_s >= 1 else ""))
+
+
+def _kept(watch: GpuWatch) -> set[str]:
+    """UUIDs of the GPUs that we could have now if it were not another user's turn."""
+    return {view.gpu.uuid for view in watch.views(clock.mono(), ()) if view.kept}

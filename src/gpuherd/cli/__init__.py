@@ -12,10 +12,15 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command: its module in this package, and its line in the list of commands."""
+    """A command: its module in this package, and its line in the list of commands.
+
+    ``is_apart``: of two words, whose first also takes a command of the user's behind ``--``: a single parser could not
+    tell that from the second word.
+    """
 
     module: str
     summary: str
+    is_apart: bool = False
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -38,13 +43,22 @@ COMMANDS: Mapping[str, Command] = {
     "batch": Command("batch", "run the commands of a file, each as a job"),
     "export": Command("batch", "write jobs as files for a cluster or a shell, to submit by hand"),
     "run": Command("batch", "wait for free GPUs and run a command on them"),
+    "session": Command("session", "wait for free GPUs for interactive work, and give them back when unused"),
+    "session list": Command("session", "list your sessions, and when they end", is_apart=True),
+    "session extend": Command("session", "keep a session for some more time", is_apart=True),
     "submit": Command("queue", "put a command into your own queue"),
     "up": Command("queue", "work off your own queue in the background"),
     "down": Command("queue", "stop what gpuherd up has started"),
     "gpus": Command("gpus", "who uses which GPU, and which are free"),
+    "reserve": Command("reserve", "reserve GPUs for a time to come"),
+    "reserve list": Command("reserve", "list the reservations of this machine"),
+    "reserve cancel": Command("reserve", "give a reservation back"),
+    "usage": Command("usage", "who used the GPUs, for what, and how much"),
     "status": Command("status", "show the state of a run: what runs, waits, failed, and why"),
+    "why": Command("why", "why a job waits, whose turn it is, and when it starts"),
     "logs": Command("status", "print the log of a job, or follow it"),
     "top": Command("status", "GPUs, jobs and logs on the full screen"),
+    "web": Command("web", "GPUs, jobs and runs as a page in the browser"),
     "cancel": Command("queue", "end jobs for good"),
     "retry": Command("queue", "run failed or cancelled jobs again"),
     "pause": Command("queue", "pause waiting and running jobs"),
@@ -53,6 +67,8 @@ COMMANDS: Mapping[str, Command] = {
     "drain": Command("queue", "finish running jobs, start nothing new"),
     "set": Command("queue", "change the options of a run while it is active"),
     "simulate": Command("simulate", "predict how jobs would run on given machines"),
+    "record": Command("usage", "record who uses the GPUs, also without gpuherd"),
+    "setup-machine": Command("usage", "one ledger for all users of the machine (root, once)"),
     "doctor": Command("doctor", "check whether this machine is ready"),
     "completion": Command("completion", "print a shell completion script"),
 }

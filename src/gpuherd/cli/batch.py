@@ -363,7 +363,8 @@ def run_run(args: argparse.Namespace) -> int:
         waiter = Waiter(options, report, settings)
         if options.dry_run:
             return _dry_run(waiter, options, argv, args.json)
-        become(program, argv, waiter.take(), inherited, options.cpus)
+        taken = waiter.take()
+        become(program, argv, taken, inherited, options.cpus, name=options.name, project=options.project)
     except CannotBecome as problem:
         if args.json:
             print(json.dumps({"error": str(problem), "exit_code": problem.code}))

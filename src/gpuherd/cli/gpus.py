@@ -23,15 +23,21 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gpuherd.gpus.idle import Check
+    from gpuherd.gpus.idle_held import IdleGpu
     from gpuherd.gpus.leases import Holder
     from gpuherd.gpus.query import GpuReader
+    from gpuherd.gpus.reservations import Standing
     from gpuherd.gpus.state import Gpu, Machine
+    from gpuherd.jobs.monitor.idle import IdleGpus
     from gpuherd.jobs.monitor.status import LeftOut
+    from gpuherd.jobs.monitor.turns import WaitingUser
     from gpuherd.jobs.run_dir import RunDirectory
     from gpuherd.jobs.scheduler.limits import Allowance
+    from gpuherd.jobs.settings import Settings
 
 GPUS = """\
-Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free or why not.
+Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free or why not. A GPU whose memory
+is held for long without computing is shown as idle, with its user.
 
 examples:
   gpuherd gpus                 a table
@@ -61,7 +67,9 @@ def add_gpus(parser: Parser) -> None:
 @dataclass(frozen=True)
 class GpuRow:
     """A GPU and what is known of it. ``visible``: the environment shows it to jobs that are started from here;
-    ``excluded``: the machine's policy forbids gpuherd to use it; ``left_out``: queues that leave it out for a while."""
+    ``excluded``: the machine's policy forbids gpuherd to use it; ``left_out``: queues that leave it out for a while;
+    ``reserved``: the reservation of it that is in force; ``next_reserved``: the first that is to come; ``lapsed``: one
+    that would be in force had its owner used it; ``idle``: it is held, and has not been used for long."""
 
     gpu: Gpu
     check: Check
@@ -69,18 +77,28 @@ class GpuRow:
     visible: bool
     excluded: bool = False
     left_out: tuple[LeftOut, ...] = ()
+    idle: IdleGpu | None = None
+    reserved: Standing | None = None
+    next_reserved: Standing | None = None
+    lapsed: Standing | None = None
+
+    @property
+    def kept_for(self) -> Standing | None:
+        """The reservation of another user that keeps it from this user's jobs now; None without one."""
+        return None if self.reserved is None or self.reserved.reservation.uid == os.geteuid() else self.reserved
 
     @property
     def free(self) -> bool:
-        """Whether a job may get it: not in use by this one sample, not held for another job, not excluded."""
-        return self.check.free and self.holder is None and not self.excluded
+        """Whether a job may get it: not in use by this one sample, not held for another job, not excluded, and not
+        reserved by another user."""
+        return self.check.free and self.holder is None and not self.excluded and self.kept_for is None
 
 
 @dataclass(frozen=True)
 class MachineView:
     """The state of the machine at one time. ``lease_problem``: why it is not known what gpuherd holds, if so;
     ``limits``: what this user may hold now; ``held``: how many GPUs they hold; ``warnings``: about the settings files
-    and about queues that can't be read."""
+    and about queues that can't be read; ``waiting``: users who wait for GPUs, in the order of their turns."""
 
     machine: Machine
     rows: tuple[GpuRow, ...]
@@ -90,20 +108,22 @@ class MachineView:
     limits: Allowance
     held: int
     warnings: tuple[str, ...]
+    waiting: tuple[WaitingUser, ...] = ()
 
 
 def run_gpus(args: argparse.Namespace) -> int:
     """Prints the table or JSON once, or by ``--watch`` until Ctrl-C."""
     from gpuherd.gpus.query import GpuReader
+    from gpuherd.jobs.monitor.idle import IdleGpus
 
     threshold_mb = build(ViewOptions, args).gpu_memory_threshold
     queues = _queues(args)
-    driver = GpuReader()
+    driver, idle = GpuReader(), IdleGpus(threshold_mb=threshold_mb)
     indent = 2 if args.watch is None else None
     return print_view(
         args,
-        lambda: [json.dumps(as_json(look(driver, threshold_mb, queues)), indent=indent)],
-        lambda: [as_table(look(driver, threshold_mb, queues))],
+        lambda: [json.dumps(as_json(look(driver, threshold_mb, idle, queues)), indent=indent)],
+        lambda: [as_table(look(driver, threshold_mb, idle, queues))],
     )
 
 
@@ -123,8 +143,8 @@ def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
     return named if own.root in [run.root for run in named] else (own, *named)
 
 
-def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> MachineView:
-    """Queries the driver, the leases, the settings and the queues."""
+def look(driver: GpuReader, threshold_mb: int, idle: IdleGpus, queues: Sequence[RunDirectory] = ()) -> MachineView:
+    """Queries the driver, the leases, the settings and the queues. ``idle`` remembers the looks before."""
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
     from gpuherd.gpus.leases import LeaseFolder
@@ -136,11 +156,15 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
         leases = LeaseFolder.existing()
     except (CannotWrite, UsageError) as problem:
         lease_problem = str(problem)
-    limits, warnings = _limits()
+    settings, warnings = _settings()
+    limits = _limits(settings)
+    at = time.time()
+    reservations = _reservations(settings, machine.gpus, at)
     left_out, unread = _left_out(queues)
     held = 0 if leases is None else len(leases.held_by(os.geteuid()))
     visible = {gpu.uuid for gpu in visible_in(machine.gpus, os.environ)}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
+    idle_for = idle.look(machine.gpus)
     rows = tuple(
         GpuRow(
             gpu=gpu,
@@ -149,10 +173,35 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
             visible=gpu.uuid in visible or not visible.isdisjoint(gpu.mig_instances),
             excluded=is_named(gpu, limits.excluded),
             left_out=tuple(by_uuid[gpu.uuid] for by_uuid in left_out if gpu.uuid in by_uuid),
+            **reservations.get(gpu.uuid, {}),
+            idle=idle_for.get(gpu.uuid),
         )
         for gpu in machine.gpus
     )
-    return MachineView(machine, rows, threshold_mb, lease_problem, time.time(), limits, held, (*warnings, *unread))
+    waiting = () if leases is None else _waiting()
+    return MachineView(machine, rows, threshold_mb, lease_problem, at, limits, held, (*warnings, *unread), waiting)
+
+
+def _waiting() -> tuple[WaitingUser, ...]:
+    """The users whose gpuherds wait for GPUs."""
+    from gpuherd.jobs.monitor.turns import read_line, waiting_users
+
+    return waiting_users(read_line())
+
+
+def _reservations(settings: Settings, gpus: Sequence[Gpu], now: float) -> Mapping[str, Mapping[str, Standing]]:
+    """By UUID, the fields of ``GpuRow`` for the reservations of the GPU; without those that have none."""
+    from gpuherd.gpus.reservations import State
+    from gpuherd.jobs.gpu.reserved import standings_now
+
+    fields: dict[str, dict[str, Standing]] = {}
+    kinds = {State.IN_FORCE: "reserved", State.TO_COME: "next_reserved", State.LAPSED: "lapsed"}
+    for each in standings_now(settings.policy, now):
+        kind = kinds.get(each.state(now))
+        for gpu in gpus if kind is not None else ():
+            if gpu.uuid in each.uuids:
+                fields.setdefault(gpu.uuid, {}).setdefault(str(kind), each)
+    return fields
 
 
 def _left_out(queues: Sequence[RunDirectory]) -> tuple[list[dict[str, LeftOut]], list[str]]:
@@ -169,20 +218,29 @@ def _left_out(queues: Sequence[RunDirectory]) -> tuple[list[dict[str, LeftOut]],
     return found, problems
 
 
-def _limits() -> tuple[Allowance, tuple[str, ...]]:
-    """What the settings files allow this user now, and warnings about those files."""
-    from datetime import datetime
-
-    from gpuherd.gpus.lease_files import user_name
-    from gpuherd.jobs.scheduler.limits import allowance
+def _settings() -> tuple[Settings, tuple[str, ...]]:
+    """The settings files, and warnings about them."""
     from gpuherd.jobs.settings import NO_SETTINGS, load
 
     try:
         settings = load()
     except UsageError as problem:
         # A wrong file prevents starting jobs, but not looking at GPUs.
-        return allowance(NO_SETTINGS, "", datetime.now()), (str(problem),)
-    return allowance(settings, user_name(os.geteuid()), datetime.now()), settings.warnings
+        return NO_SETTINGS, (str(problem),)
+    return settings, settings.warnings
+
+
+def _limits(settings: Settings) -> Allowance:
+    """What the settings allow this user now."""
+    from datetime import datetime
+
+    from gpuherd.gpus.lease_files import user_name
+    from gpuherd.jobs.gpu.turns import WeekUse
+    from gpuherd.jobs.scheduler.limits import allowance
+
+    user = user_name(os.geteuid())
+    used_s = 0.0 if settings.policy.week_hours(user) is None else WeekUse().of(os.geteuid())
+    return allowance(settings, user, datetime.now(), used_week_s=used_s)
 
 
 def as_json(view: MachineView) -> dict[str, Any]:
@@ -201,11 +259,18 @@ def as_json(view: MachineView) -> dict[str, Any]:
             "changes_at": view.limits.changes_at,
             "warnings": list(view.warnings),
         },
-        "gpus": [_row_as_json(row) for row in view.rows],
+        "waiting": _waiting_as_json(view),
+        "gpus": [_row_as_json(row, view) for row in view.rows],
     }
 
 
-def _row_as_json(row: GpuRow) -> dict[str, Any]:
+def _waiting_as_json(view: MachineView) -> list[dict[str, Any]]:
+    from gpuherd.jobs.monitor.turns import users_as_json
+
+    return users_as_json(view.waiting)
+
+
+def _row_as_json(row: GpuRow, view: MachineView) -> dict[str, Any]:
     gpu = asdict(row.gpu)
     for peer, values in zip(row.gpu.peers, gpu["peers"], strict=True):
         values["proximity"] = peer.proximity.name.lower()
@@ -219,16 +284,51 @@ def _row_as_json(row: GpuRow) -> dict[str, Any]:
         "excluded": row.excluded,
         "left_out": [{"queue": each.queue, "until": each.until, "reason": each.reason} for each in row.left_out],
         "lease": holder,
+        "reserved": _reservation_as_json(row.reserved, view),
+        "next_reserved": _reservation_as_json(row.next_reserved, view),
+        "lapsed": _reservation_as_json(row.lapsed, view),
+        "idle": None if row.idle is None else _idle_as_json(row.idle, view.at),
         "free": row.free,
-        "reason": row.check.reason or _why_not(row),
+        "reason": row.check.reason or _why_not(row, view.at),
     }
 
 
-def _why_not(row: GpuRow) -> str:
+def _reservation_as_json(standing: Standing | None, view: MachineView) -> Mapping[str, Any] | None:
+    from gpuherd.jobs.gpu.booking import as_json
+
+    return None if standing is None else as_json(standing, view.machine.gpus, view.at)
+
+
+def _idle_as_json(idle: IdleGpu, now: float) -> dict[str, Any]:
+    holders = [
+        {"pid": each.pid, "user": each.user, "command": each.command, "memory_mb": each.memory_mb}
+        for each in idle.holders
+    ]
+    return {
+        "since": now - idle.idle_s,
+        "idle_s": idle.idle_s,
+        "used_mb": idle.used_mb,
+        "cpu_cores": idle.cores,
+        "holders": holders,
+        "sentence": idle.sentence,
+    }
+
+
+def _why_not(row: GpuRow, now: float) -> str:
     """Why a GPU without users is not free; empty if it is."""
     if row.excluded:
         return "kept from gpuherd by this machine's policy"
+    if row.holder is None and row.kept_for is not None:
+        return _reservation_words(row.kept_for, now)
     return "" if row.holder is None else "taken by gpuherd"
+
+
+def _reservation_words(standing: Standing, now: float) -> str:
+    from gpuherd.gpus.lease_files import user_name
+    from gpuherd.gpus.reservations import sentence
+
+    uid = standing.reservation.uid
+    return sentence(standing, "you" if uid == os.geteuid() else user_name(uid), now)
 
 
 def as_table(view: MachineView) -> RenderableType:
@@ -314,19 +414,24 @@ def _state(row: GpuRow, now: float) -> Text:
         text.append(f"unusable: {row.gpu.problem}", style="red")
     elif row.free:
         text.append("free", style="green")
+    elif row.idle is not None:
+        text.append(row.idle.sentence, style="yellow")
     elif not row.check.free:
         text.append(f"busy: {row.check.reason}", style="yellow")
     elif row.excluded:
-        text.append(_why_not(row), style="yellow")
+        text.append(_why_not(row, now), style="yellow")
     if row.gpu.uncorrected_errors:
         text.append(f"\n{row.gpu.uncorrected_errors} uncorrectable memory errors", style="red")
     for each in row.left_out:
         text.append(f"\n{each.sentence} ({each.queue})", style="yellow")
+    for reservation in (row.reserved, row.lapsed, row.next_reserved):
+        if reservation is not None:
+            text.append(("\n" if text else "") + _reservation_words(reservation, now), style="magenta")
     if row.holder is not None:
         unused = ", and nobody uses it now" if row.check.free else ""
         text.append(("\n" if text else "") + row.holder.sentence(now) + unused, style="cyan")
     for process in row.gpu.processes:
-        if row.check.reason == describe(process):
+        if row.idle is not None or row.check.reason == describe(process):
             continue  # shown already, as the reason
         memory = "N/A" if process.memory_mb is None else f"{process.memory_mb} MB"
         kind = "" if process.compute else ", display"
@@ -345,6 +450,10 @@ def _notes(view: MachineView) -> list[Text]:
     notes = list(view.warnings)
     if view.limits.sentence is not None:
         notes.append(f"Your runs: {view.limits.sentence}; they hold {view.held} now.")
+    if view.waiting:
+        notes.append(
+            f"Waiting for GPUs, in the order of their turns: {', '.join(user.sentence for user in view.waiting)}"
+        )
     hidden = [row.gpu.label for row in view.rows if not row.visible]
     if hidden:
         named = naming_in(os.environ, view.machine.maker)

@@ -39,12 +39,18 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
     """The command line with these commands. Loads their modules, which import what is heavy only while they run."""
     parser, subparsers = _program()
     nested: dict[str, argparse._SubParsersAction[Parser]] = {}
+    apart: dict[str, list[str]] = {}
     for name in commands:
         group, _, tool = name.partition(" ")
+        if COMMANDS[name].is_apart and group in commands:
+            apart.setdefault(group, []).append(f"  {tool:<18}{COMMANDS[name].summary}")
+            continue
         if tool and group not in nested:
             owner = subparsers.choices.get(group) or subparsers.add_parser(group)
             nested[group] = owner.add_subparsers(title="commands on results", dest="tool", parser_class=Parser)
         _add_command(nested[group] if tool else subparsers, name)
+    for group, lines in apart.items():
+        subparsers.choices[group].add_argument_group("further commands", "\n".join(lines))
     return parser
 
 
@@ -53,7 +59,7 @@ def _add_command(subparsers: argparse._SubParsersAction[Parser], name: str) -> N
     from gpuherd.engines.registry import specs
 
     module = importlib.import_module(f"gpuherd.cli.{COMMANDS[name].module}")
-    word = name.replace(" ", "_")
+    word = name.replace(" ", "_").replace("-", "_")
     before, heading, rest = getattr(module, word.upper()).partition("examples:\n")
     end = rest.find("\n\n") + 1 or len(rest)
     examples = rest[:end] + "".join(spec.examples.get(name, "") for spec in specs())

@@ -17,6 +17,8 @@ from pathlib import Path
 # start time and the boot id as well.
 
 ATTEMPT_VARIABLE = "GPUHERD_ATTEMPT"
+# In the environment of what belongs to a session (``gpuherd session``): which one.
+SESSION_VARIABLE = "GPUHERD_SESSION"
 
 _PROC = Path("/proc")
 _STATE, _GROUP, _SESSION, _START_TIME = 0, 2, 3, 19  # positions in /proc/<pid>/stat after the command's name
@@ -113,8 +115,18 @@ def _look(pid: int, since_ticks: int) -> Seen | None:
 
 
 def _attempt(pid: int) -> str | None:
+    return _value(pid, _MARK)
+
+
+def variable_of(pid: int, name: str) -> str | None:
+    """The value of a variable in the environment that a process was started with; None when it has none, or when we may
+    not read it."""
+    return _value(pid, name.encode() + b"=")
+
+
+def _value(pid: int, mark: bytes) -> str | None:
     environment = b"\0" + (_read(f"/proc/{pid}/environ") or b"")
-    _, found, rest = environment.partition(b"\0" + _MARK)
+    _, found, rest = environment.partition(b"\0" + mark)
     return rest.partition(b"\0")[0].decode("utf-8", "replace") if found else None
 
 

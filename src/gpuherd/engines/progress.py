@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuherd.atomic import without_waiting
+
 VARIABLE = "GPUHERD_PROGRESS"
 
 # A job is a foreign program: its file is read up to this size.
@@ -47,8 +49,8 @@ def report(done: int, total: int | None = None, stage: str | None = None) -> Non
 def read(path: Path) -> Progress | None:
     """The job's last report; None without one, or for a file of another form."""
     try:
-        with path.open("rb") as file:
-            values = json.loads(file.read(_MOST_BYTES))
+        with open(path, "rb", opener=without_waiting) as file:
+            values = json.loads(file.read(_MOST_BYTES) or b"")
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(values, dict):

@@ -281,6 +281,14 @@ class LeaseFolder:
 
     # --- looking ----------------------------------------------------------------------------------------------
 
+    def held_uids(self) -> dict[str, int | None]:
+        """Which users' gpuherds hold which GPUs of the machine, by the names of their files; None for a user who can't
+        be known."""
+        takers, there = cache(files.lock_takers), files.names_in(self.path)
+        names = {name.partition(".")[0] for name in there if name.endswith(".lock") and name[0] != "."}
+        held = {name: [uid for uid, _ in self._held(name, takers, there)] for name in sorted(names)}
+        return {name: uids[-1] for name, uids in held.items() if uids}
+
     def taken_by_others(self, uid: int, since: float) -> bool:
         """Whether a user other than this one has taken any GPU since this wall-clock second, by the ages of notes."""
         for name in files.names_in(self.path):

@@ -31,6 +31,7 @@ class NoFault(StrEnum):
 
     STOPPED = "stopped by us; it waits again"
     GAVE_WAY = "stopped because somebody else uses its GPU; it waits again"
+    IDLE = "stopped because it did not use its GPUs; it waits again"
     NEVER_WENT = "gpuherd ended before it gave the go-ahead; it waits again"
     COPIED = "it runs in the folder of which this one is a copy; here it waits again"
     REBOOT = "the machine was restarted while it ran; it waits again"

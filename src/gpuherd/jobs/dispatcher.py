@@ -23,6 +23,7 @@ from typing import Unpack
 
 from gpuherd.engines import host
 from gpuherd.gpus.lease_files import user_name
+from gpuherd.gpus.tickets import Need
 from gpuherd.gpus.visible import variable_of
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import START_AGAIN_S
@@ -41,6 +42,7 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import EventKind, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.lengths import NO_LENGTHS, Lengths
 from gpuherd.jobs.scheduler.limits import limits, most_at_once, most_ever, refuse_if_none_fits
 from gpuherd.jobs.scheduler.memory import FamilyMemory, asks_for
 from gpuherd.jobs.scheduler.ordering import Lookahead
@@ -56,6 +58,8 @@ _REPORT_WAIT_AFTER_S = 1.5
 _COUNT_DOWN_S = 5.0
 # Number of jobs that a dispatcher expects that serves a queue.
 _MANY = 1_000_000
+# How often the waiting jobs are counted for other users who wait.
+_COUNT_EVERY_S = 10.0
 # A job whose disk was full is considered again after so long.
 _SPACE_AGAIN_S = 5.0
 
@@ -100,7 +104,9 @@ class Dispatcher(Loop):
         self._following: tuple[QueuedJob, ...] = ()
         self._lookahead = Lookahead()
         self._limits_change_at: float | None = None
+        self._ledger_fd: int | None = None
         self._waits_since: float | None = None
+        self._many_wait, self._count_at = 0, 0.0
         self._has_reported_wait = False
         if any(self._sizes) or options.gpu_ids:
             # GPUs that are named are looked up at once, also when the jobs are not known yet.
@@ -137,6 +143,10 @@ class Dispatcher(Loop):
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
             self._orphans.sweep([*running, *prefork.traces], now)
         self._preemption.give_way(self._gpus.keep_time(now, may_start=self.stop_level is StopLevel.GO_ON), now)
+        self._preemption.end_idleness(self._gpus.fetch_idle_actions(), now)
+        if self._ledger_fd is None and (fd := self._gpus.ledger.ends_fd) is not None:
+            self._ledger_fd = fd
+            self._selector.register(fd, selectors.EVENT_READ)
         for text in self._gpus.fetch_notices():
             self._reporter.notice(text)
         if self._gpus.changed:
@@ -269,9 +279,10 @@ class Dispatcher(Loop):
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
         named = {queued.family for queued in head if queued.family and queued.memory_mb is not None}
         families = self._queue.families(named) if named else {}
-        return [self._waiting_job(queued, families.get(queued.family or "")) for queued in head]
+        lengths = Lengths(self._queue.latest_lengths()) if head and self._gpus.reserved.any_of_others else NO_LENGTHS
+        return [self._waiting_job(queued, families.get(queued.family or ""), lengths) for queued in head]
 
-    def _waiting_job(self, queued: QueuedJob, family: FamilyMemory | None) -> WaitingJob:
+    def _waiting_job(self, queued: QueuedJob, family: FamilyMemory | None, lengths: Lengths) -> WaitingJob:
         request, job = queued.request, queued.job
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
@@ -292,14 +303,27 @@ class Dispatcher(Loop):
             limit_s=None if whole_s is None else whole_s + self._supervisor.grace_s,
             nodes=job.nodes,
             host_memory_mb=job.host_memory_mb,
+            expected_s=lengths.expected_s(job.family, request.gpus),
         )
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
         self._decisions.note(waits, head)
         self._following = () if bounds.closed else tuple(head[wait.job] for wait in waits)
-        wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
-        self._gpus.set_waiting(wanted, now)
+        on_gpus = () if bounds.cpu_only else tuple(head[wait.job] for wait in waits if head[wait.job].gpus)
+        wanted = bool(on_gpus)
+        need = self._need(on_gpus, bounds, now) if on_gpus and self._watch.is_open else None
+        self._gpus.set_waiting(wanted, now, need)
         self._report_first_wait(wanted, now)
+
+    def _need(self, on_gpus: Sequence[QueuedJob], bounds: Limits, now: float) -> Need:
+        """What the jobs that wait for GPUs need, for other users' gpuherds: nothing while none may start."""
+        if bounds.closed is not None:
+            return Need(gpus=0)
+        if self._watch.leases.turns.others_wait and now >= self._count_at:
+            # A long queue is counted seldom, and only where somebody wants to know.
+            self._many_wait, self._count_at = self._queue.counts().waiting, now + _COUNT_EVERY_S
+        jobs = max(len(on_gpus), self._many_wait) if self._watch.leases.turns.others_wait else len(on_gpus)
+        return self._gpus.need(on_gpus, bounds.most_gpus, jobs, clock.wall())
 
     def _report_first_wait(self, wanted: bool, now: float) -> None:
         """Reports once what a run waits for while none of its jobs runs: without a terminal no status line shows it."""
@@ -396,9 +420,14 @@ class Dispatcher(Loop):
     # --- ends ---------------------------------------------------------------------------------------------------
 
     def _readable(self, descriptors: Sequence[int]) -> None:
-        """The pidfds of jobs that have ended."""
+        """The pidfds of jobs that have ended; and the descriptor of the ledger."""
         ends = []
         now, at = clock.mono(), clock.wall()
+        if self._ledger_fd in descriptors:
+            self._gpus.ledger.note_ends(now, at)
+            descriptors = [each for each in descriptors if each != self._ledger_fd]
+            if not descriptors:
+                return
         for pidfd in descriptors:
             self._selector.unregister(pidfd)
             attempt, found = self._supervisor.collect(pidfd)
@@ -410,6 +439,7 @@ class Dispatcher(Loop):
             self._gpus.released(attempt.record, now)
         self._completion.machine = [gpu.uuid for gpu in self._watch.gpus]
         self._completion.in_use = self._supervisor.gpus
+        self._gpus.ledger.ended(ends)
         self._completion.complete(ends, now)
         for label, sentence in self._gpus.fetch_left_out(at):
             self._reporter.notice(f"GPU {label} is {sentence}")
@@ -438,7 +468,9 @@ class Dispatcher(Loop):
             self._watch.open()
             self._gpus.started(now)
         if ends:
+            self._gpus.ledger.ended(ends)
             self._completion.complete(ends, now)
+        self._gpus.ledger.catch_up(self._queue)
         self._preemption.taken_over(now)
         running = {attempt.record.id for attempt in self._supervisor.running.values()}
         self._run.remove_stray_attempt_files(running | self._completion.unrecorded)

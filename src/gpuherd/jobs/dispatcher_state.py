@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.atomic import without_waiting
 from gpuherd.engines.registry import title
 from gpuherd.errors import clean
 
@@ -28,20 +29,23 @@ _EVERY_S = 1.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuState:
     """A GPU that the run may use. ``busy`` is the reason why it is not free; ``ours``: a job of this queue runs on it;
-    ``total_mb`` is None while the driver can't read it."""
+    ``total_mb`` is None while the driver can't read it; ``kept``: only another user's turn keeps it from being free."""
 
     uuid: str
     label: str
     busy: str | None = None
     ours: bool = False
     total_mb: int | None = None
+    kept: bool = False
 
     @staticmethod
     def of(view: GpuView) -> GpuState:
         """From the dispatcher's view of a GPU."""
         gpu = view.gpu
         total_mb = None if gpu.problem is not None else gpu.total_mb
-        return GpuState(uuid=gpu.uuid, label=gpu.label, busy=view.busy, ours=view.ours, total_mb=total_mb)
+        return GpuState(
+            uuid=gpu.uuid, label=gpu.label, busy=view.busy, ours=view.ours, total_mb=total_mb, kept=view.kept
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,8 +127,8 @@ class StateFile:
 def read(path: Path, pid: int) -> DispatcherState | None:
     """The last state that the dispatcher with this pid wrote; None where there is none or the file is damaged."""
     try:
-        with path.open("rb") as file:
-            values = json.loads(file.read(_MOST_BYTES))
+        with open(path, "rb", opener=without_waiting) as file:
+            values = json.loads(file.read(_MOST_BYTES) or b"")
         by_number = {key: _by_number(values.get(key, {})) for key in ("waits", "handed")}
         gpus = tuple(GpuState(**gpu) for gpu in values["gpus"])
         return DispatcherState(**values | by_number | {"gpus": gpus}) if values["pid"] == pid else None

@@ -95,6 +95,7 @@ class Job:
         cost: expected duration, in any unit that is the same for the whole queue (bytes of the model, say); None if
             unknown. With ``order="longest"`` the costly ones start first.
         family: jobs of one family are alike: the memory that one used is expected of the others.
+        project: what its GPU hours are counted for; None for that of the run.
         cwd: working directory, None for the dispatcher's.
         result: a file that exists when the job has succeeded; a job is done only while it exists. A relative path is
             one in ``cwd``.
@@ -186,6 +187,13 @@ class Job:
     )
     family: str | None = option(
         None, help="jobs of one family are expected to use as much memory", parse=job_name, metavar="NAME", group="job"
+    )
+    project: str | None = option(
+        None,
+        help="what it belongs to, for gpuherd usage (default: the name of the run's folder)",
+        parse=job_name,
+        metavar="NAME",
+        group="job",
     )
     cwd: str | None = option(
         None, help="folder that it runs in (default: this one)", parse=path_name, metavar="DIR", group="job"

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from gpuherd.atomic import put_first
+from gpuherd.atomic import put_first, without_waiting
 from gpuherd.engines.process_tree import boot_id, identify
 from gpuherd.errors import CannotWrite, QueueBusy
 from gpuherd.jobs import clock
@@ -98,7 +98,7 @@ class DispatcherLock:
         Raises QueueElsewhere for one on another machine.
         """
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = without_waiting(str(path), os.O_RDONLY)
         except OSError:
             return None
         try:
@@ -404,8 +404,8 @@ def _read_host(queue: Path) -> _Found | None:
     with suppress(OSError):
         os.close(os.open(queue.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     try:
-        with queue.with_name(_NAME).open("rb") as file:
-            text = file.read(_MOST_BYTES)
+        with open(queue.with_name(_NAME), "rb", opener=without_waiting) as file:
+            text = file.read(_MOST_BYTES) or b""
             touched = os.fstat(file.fileno()).st_mtime
     except OSError:
         return None

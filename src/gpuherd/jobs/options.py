@@ -13,6 +13,7 @@ from gpuherd.engines import registry
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
+from gpuherd.jobs.job import job_name
 from gpuherd.options import by_spelling, did_you_mean, option, option_fields, parse
 from gpuherd.units import count, duration_s, gpu_names, positive_int, seconds, size_or_none_mb
 
@@ -20,8 +21,10 @@ Order = Literal["age", "longest"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 YieldTo = Literal["ignore", "pause", "requeue"]
 YIELDS: tuple[YieldTo, ...] = get_args(YieldTo)
-# Options about the GPUs of this machine, and about jobs on them.
-_HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others"})
+OnIdle = Literal["notify", "pause", "requeue", "cancel"]
+ON_IDLE: tuple[OnIdle, ...] = get_args(OnIdle)
+# Options about the GPUs of this machine, and about jobs on them. The ledger is that of this machine's GPUs.
+_HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others", "idle_after", "on_idle", "project"})
 
 # The least value of options with this parser.
 _LEAST: Mapping[Callable[[str], Any] | None, int] = {count: 0, positive_int: 1, seconds: 0, size_or_none_mb: 0}
@@ -164,6 +167,24 @@ class DispatchOptions(EngineOptions, GpuOptions):
         group="jobs",
         settable=True,
     )
+    idle_after: float | None = option(
+        None,
+        help="a job that does not use its GPUs for this time, like 30m, is idle (four times as long before its first "
+        "use; default: never)",
+        parse=duration_s,
+        metavar="TIME",
+        group="jobs",
+        settable=True,
+        unset=("none", "no", "never"),
+    )
+    on_idle: OnIdle = option(
+        "notify",
+        help="what becomes of an idle job: only report it, pause it, requeue it (a job that is idle again and again "
+        "fails), or cancel it",
+        choices=ON_IDLE,
+        group="jobs",
+        settable=True,
+    )
     timeout: float | None = option(
         None, help="time limit for each job, like 90s or 2h", parse=duration_s, metavar="TIME", group="jobs"
     )
@@ -182,6 +203,14 @@ class DispatchOptions(EngineOptions, GpuOptions):
         help="with less free space than this, jobs are paused and none starts (MB, or like 2GB; 0: never)",
         parse=size_or_none_mb,
         metavar="SIZE",
+        group="jobs",
+    )
+    project: str | None = option(
+        None,
+        help="what the GPU hours of jobs without a project of their own count for, in gpuherd usage (default: the name"
+        " of the run's folder)",
+        parse=job_name,
+        metavar="NAME",
         group="jobs",
     )
     prometheus: int | None = option(

@@ -90,6 +90,7 @@ class PauseReason(StrEnum):
     USER = "user"
     DISK = "disk"
     STRANGER = "stranger"
+    IDLE = "idle"  # until a person resumes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +305,7 @@ class EventKind(StrEnum):
     REQUEUED = "requeued"  # ended without fault of its own, and waits again
     ADOPTED = "adopted"  # taken over from a dispatcher that died
     CANCELLED = "cancelled"
+    IDLE = "idle"  # does not use its GPUs
     NOTICE = "notice"  # something about the run as a whole
 
 

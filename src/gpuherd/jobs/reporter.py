@@ -24,8 +24,13 @@ from gpuherd.jobs.run_dir import RunDirectory
 logger = logging.getLogger("gpuherd.jobs")
 
 # Events that the tables of jobs and attempts don't record, so that the diary does.
-_DIARY = frozenset({EventKind.ADOPTED, EventKind.CANCELLED, EventKind.NOTICE, EventKind.REQUEUED})
-_LEVELS = {EventKind.FAILED: logging.ERROR, EventKind.RETRY: logging.WARNING, EventKind.CANCELLED: logging.WARNING}
+_DIARY = frozenset({EventKind.ADOPTED, EventKind.CANCELLED, EventKind.IDLE, EventKind.NOTICE, EventKind.REQUEUED})
+_LEVELS = {
+    EventKind.FAILED: logging.ERROR,
+    EventKind.RETRY: logging.WARNING,
+    EventKind.CANCELLED: logging.WARNING,
+    EventKind.IDLE: logging.WARNING,
+}
 
 
 class Display(Protocol):

@@ -14,7 +14,7 @@ import pwd
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,20 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.options import Option, WrongType, by_spelling, did_you_mean, option_fields, parse_value
-from gpuherd.units import count, duration_s, gpu_names, positive_int
+from gpuherd.units import amount, count, duration_s, gpu_names, positive_int
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    # Loaded when they are used: ``gpuherd submit`` needs nothing of GPUs.
+    from gpuherd.gpus.reservations import ReservationLimits, ReservationRules
+    from gpuherd.gpus.turns import TurnRules
+
 IDLE_LEASE_S = 4 * 3600.0
 # A shorter time would break leases of jobs that load their data.
 _SHORTEST_IDLE_LEASE_S = 60.0
+# A shorter time would end reservations whose owner's job still waits for a GPU to be quiet.
+_SHORTEST_LAPSE_S = 60.0
 
 
 def user_file() -> Path:
@@ -168,6 +174,32 @@ class Hours:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnPolicy:
+    """Turns between users, as the machine's administrator sets them.
+
+    Attributes:
+        enabled: False where whoever is faster takes a GPU.
+        own_rules: the constants of ``gpuherd.gpus.turns``; None for the usual ones.
+        weights: of users by name; 1 for all others.
+    """
+
+    enabled: bool = True
+    own_rules: TurnRules | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rules(self) -> TurnRules:
+        """The constants that count."""
+        from gpuherd.gpus.turns import RULES
+
+        return self.own_rules or RULES
+
+    def weight(self, user: str) -> float:
+        """The user's weight: with twice the weight a user gets twice the share."""
+        return self.weights.get(user, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The limits that the machine's administrator sets. ``exclude_gpus``: indices, labels like 3:1, or UUIDs."""
 
@@ -176,11 +208,33 @@ class Policy:
     hours: Hours = Hours()
     exclude_gpus: tuple[str, ...] = ()
     idle_lease_s: float = IDLE_LEASE_S
+    turns: TurnPolicy = TurnPolicy()
+    week_hours_per_user: float | None = None
+    week_hours_of: Mapping[str, float] = field(default_factory=dict)
+    reservations: ReservationRules | None = None
+    idle_after_s: float | None = None
     path: Path | None = None
+
+    def week_hours(self, user: str) -> float | None:
+        """The GPU-hours that this user may use in a week; None for as many as there are."""
+        return self.week_hours_of.get(user, self.week_hours_per_user)
 
     def max_gpus(self, user: str) -> int | None:
         """The most GPUs that this user may hold on the machine; None for as many as there are."""
         return self.max_gpus_of.get(user, self.max_gpus_per_user)
+
+    @property
+    def reservation_rules(self) -> ReservationRules:
+        """The rules of reservations: the usual ones where the policy has none."""
+        from gpuherd.gpus.reservations import RULES
+
+        return RULES if self.reservations is None else self.reservations
+
+    def reservation_limits(self, user: str) -> ReservationLimits:
+        """The most that this user may reserve: no more GPUs than they may hold."""
+        limits = self.reservation_rules.of(user)
+        known = [most for most in (limits.max_gpus, self.max_gpus(user)) if most is not None]
+        return replace(limits, max_gpus=min(known, default=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +247,7 @@ class Settings:
     policy: Policy = Policy()
     warnings: tuple[str, ...] = ()
     path: Path | None = None
+    own_idle_after_s: float | None = None
 
     def fill(self, args: Namespace, config_type: type) -> None:
         """Puts defaults where the command line (``gpuherd.options``) leaves an option of this dataclass open.
@@ -209,6 +264,14 @@ class Settings:
         for name in names:
             if name in self.defaults and name not in strange and not hasattr(args, name):
                 setattr(args, name, self.defaults[name])
+
+    @property
+    def idle_after_s(self) -> float:
+        """After so many seconds a GPU that is held without being used is shown as idle: the user's own setting comes
+        before the machine's."""
+        from gpuherd.gpus.idle_held import IDLE_AFTER_S  # here: few commands show GPUs
+
+        return self.own_idle_after_s or self.policy.idle_after_s or IDLE_AFTER_S
 
     @property
     def engine(self) -> str:
@@ -238,9 +301,10 @@ def load() -> Settings:
         return Settings(policy=policy, warnings=warnings)
     if text is None:
         return Settings(policy=policy, warnings=warnings)
-    top = _Table(parse(text, path, "you"), path, "", ("defaults", "limits", "notify"))
+    top = _Table(parse(text, path, "you"), path, "", ("defaults", "limits", "notify", "idle"))
     limits = top.table("limits", ("max_gpus", "quiet_hours", "quiet_max_gpus"))
     notify = top.table("notify", ("command", "webhook"))
+    idle = top.table("idle", ("after",))
     defaults = _defaults(top.table("defaults", None))
     notices = {"notify_command": notify.get("command"), "webhook": notify.get("webhook")}
     return Settings(
@@ -250,6 +314,7 @@ def load() -> Settings:
         policy=policy,
         warnings=warnings,
         path=path,
+        own_idle_after_s=idle.get("after", duration_s),
     )
 
 
@@ -335,11 +400,18 @@ class _Table:
             raise self.wrong(key, f"is wrong: {problem}") from None
 
 
+# Further tables of the machine's policy.
+_TABLES = ("turns", "reservations", "idle")
+_USER_KEYS = ("max_gpus", "weight", "gpu_hours_per_week", "reservations")
+_RESERVATION_LIMITS = ("max_gpus", "max_hours", "max_ahead")
+_RESERVATIONS = (*_RESERVATION_LIMITS, "lapse_after", "unknown_horizon", "enabled")
+
+
 def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
-    top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir"))
-    limits = top.table("limits", ("max_gpus_per_user", "quiet_hours", "quiet_max_gpus"))
+    top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir", *_TABLES))
+    limits = top.table("limits", ("max_gpus_per_user", "gpu_hours_per_week_per_user", "quiet_hours", "quiet_max_gpus"))
     users = top.table("users", None)
-    of_user = {name: users.table(name, ("max_gpus",)).get("max_gpus", count) for name in users.values}
+    user_tables = {name: users.table(name, _USER_KEYS) for name in users.values}
     excluded = top.get("exclude_gpus", gpu_names, many=True)
     idle_lease = top.get("idle_lease", duration_s)
     if idle_lease is not None and idle_lease < _SHORTEST_IDLE_LEASE_S:
@@ -349,12 +421,100 @@ def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
         raise top.wrong("lease_dir", f"= {lease_dir!r} should be the whole path of a folder, from / on")
     return Policy(
         max_gpus_per_user=limits.get("max_gpus_per_user", count),
-        max_gpus_of={name: most for name, most in of_user.items() if most is not None},
+        max_gpus_of=_by_user(user_tables, "max_gpus", count),
         hours=_hours(limits),
         exclude_gpus=tuple(name for names in excluded for name in names.split(",")),
         idle_lease_s=IDLE_LEASE_S if idle_lease is None else idle_lease,
+        turns=_turns(top, user_tables),
+        week_hours_per_user=limits.get("gpu_hours_per_week_per_user", amount),
+        week_hours_of=_by_user(user_tables, "gpu_hours_per_week", amount),
+        reservations=_reservations(top.table("reservations", _RESERVATIONS), user_tables),
+        idle_after_s=top.table("idle", ("after",)).get("after", duration_s),
         path=path,
     )
+
+
+def _by_user(tables: Mapping[str, _Table], key: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """A key of all users who have it, by name."""
+    values = {name: table.get(key, parse) for name, table in tables.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _is_enabled(table: _Table) -> bool:
+    return "enabled" not in table.values or bool(table.value("enabled", Option(help="", is_switch=True)))
+
+
+def _turns(top: _Table, users: Mapping[str, _Table]) -> TurnPolicy:
+    from gpuherd.gpus.turns import RULES
+
+    table = top.table("turns", ("enabled", "half_life", "grace", "slice", "keep_share"))
+    enabled = _is_enabled(table)
+    keep_share, time_slice = table.get("keep_share", amount), table.get("slice", duration_s)
+    if keep_share is not None and keep_share > 1:
+        raise table.wrong("keep_share", "is above 1, the whole of the waiting time")
+    weights = _by_user(users, "weight", amount)
+    for name, weight in weights.items():
+        if weight <= 0:
+            raise users[name].wrong("weight", "should be above 0; a user with max_gpus = 0 gets no GPUs")
+    given = {
+        "half_life_s": table.get("half_life", duration_s),
+        "grace_s": table.get("grace", duration_s),
+        "slice_s": time_slice,
+        "quantum_s": None if time_slice is None else time_slice * RULES.quantum_s / RULES.slice_s,
+        "keep_share": keep_share,
+    }
+    rules = replace(RULES, **{name: value for name, value in given.items() if value is not None})
+    return TurnPolicy(enabled=enabled, own_rules=None if rules == RULES else rules, weights=weights)
+
+
+def _reservations(table: _Table, users: Mapping[str, _Table]) -> ReservationRules:
+    from gpuherd.gpus.reservations import LIMITS, ReservationRules
+    from gpuherd.gpus.reservations import RULES as RESERVATION_RULES
+
+    enabled = _is_enabled(table)
+    limits = _reservation_limits(table, LIMITS)
+    lapse_after, horizon = table.get("lapse_after", duration_s), table.get("unknown_horizon", _duration_or_none_s)
+    if lapse_after is not None and lapse_after < _SHORTEST_LAPSE_S:
+        raise table.wrong("lapse_after", f"is below {_SHORTEST_LAPSE_S:g} s, in which a job may wait for its GPU")
+    return ReservationRules(
+        enabled=enabled,
+        limits=limits,
+        limits_of={
+            name: _reservation_limits(user.table("reservations", _RESERVATION_LIMITS), limits)
+            for name, user in users.items()
+            if "reservations" in user.values
+        },
+        lapse_after_s=RESERVATION_RULES.lapse_after_s if lapse_after is None else lapse_after,
+        unknown_horizon_s=RESERVATION_RULES.unknown_horizon_s if horizon is None else horizon,
+    )
+
+
+def _reservation_limits(table: _Table, usual: ReservationLimits) -> ReservationLimits:
+    from gpuherd.gpus.reservations import ReservationLimits
+
+    most, longest, ahead = (
+        table.get("max_gpus", count),
+        table.get("max_hours", _hours_s),
+        table.get("max_ahead", duration_s),
+    )
+    return ReservationLimits(
+        max_gpus=usual.max_gpus if most is None else most,
+        max_s=usual.max_s if longest is None else longest,
+        max_ahead_s=usual.max_ahead_s if ahead is None else ahead,
+    )
+
+
+def _hours_s(word: str) -> float:
+    """A number of hours, or a length of time with its unit, in seconds."""
+    try:
+        return amount(word) * 3600
+    except ValueError:
+        return duration_s(word)
+
+
+def _duration_or_none_s(word: str) -> float:
+    """A length of time, or 0 for none."""
+    return 0.0 if word.strip() == "0" else duration_s(word)
 
 
 def _hours(limits: _Table) -> Hours:

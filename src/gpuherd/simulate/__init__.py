@@ -15,6 +15,7 @@ from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.simulate.options import Rules, Variant, variants
+    from gpuherd.simulate.people import User, UserFigures, users, works_of
     from gpuherd.simulate.results import Figures, History, Result
     from gpuherd.simulate.workload import (
         Background,
@@ -43,6 +44,8 @@ __all__ = [
     "Scenario",
     "Spread",
     "Trial",
+    "User",
+    "UserFigures",
     "Variant",
     "Work",
     "background",
@@ -52,12 +55,15 @@ __all__ = [
     "machines",
     "simulate",
     "spread",
+    "users",
     "variants",
+    "works_of",
 ]
 
 _HOMES = dict.fromkeys(__all__, "workload")
 _HOMES |= dict.fromkeys(("Rules", "Variant", "variants"), "options")
 _HOMES |= dict.fromkeys(("Figures", "History", "Result"), "results")
+_HOMES |= dict.fromkeys(("User", "UserFigures", "users", "works_of"), "people")
 
 __getattr__, __dir__ = on_first_use(__name__, _HOMES)
 
@@ -69,12 +75,14 @@ def simulate(
 
     Raises UsageError for jobs and external users that a variant's policy does not support.
     """
+    from gpuherd.simulate.people import user_figures
     from gpuherd.simulate.results import Result, figures
 
     results = []
     for number, variant in enumerate(variants):
         history = _run(scenario, variant.rules, None if progress is None else partial(progress, number))
-        results.append(Result(variant, history, figures(history, scenario.works)))
+        people = user_figures(history, scenario.works) if scenario.users else ()
+        results.append(Result(variant, history, figures(history, scenario.works), people))
     return tuple(results)
 
 
@@ -83,6 +91,10 @@ def _run(scenario: Scenario, rules: Rules, progress: Callable[[int, int], None] 
     from gpuherd.simulate.other_schedulers import Handover, run_guides
 
     machines, works = scenario.machines, scenario.works
+    if scenario.users:
+        return _run_shared(scenario, rules, progress)
+    if rules.names_turns:
+        raise UsageError("turns, half_life, grace, slice and keep_share are for several users: --users alice:2,bob")
     if rules.policy == "guides":
         return run_guides(machines, works, scenario.background, scenario.seed, progress)
     if rules.policy == "handover":
@@ -93,3 +105,24 @@ def _run(scenario: Scenario, rules: Rules, progress: Callable[[int, int], None] 
     if several is not None:
         raise UsageError(f"job {several!r} spans several nodes, which needs a cluster's engine: use --policy handover")
     return Simulation(machines, works, rules, scenario.background, scenario.seed, scenario.starts_at).run(progress)
+
+
+def _run_shared(scenario: Scenario, rules: Rules, progress: Callable[[int, int], None] | None) -> History:
+    from gpuherd.simulate.shared import SharedSimulation
+
+    if rules.policy != "gpuherd":
+        raise UsageError(f"--policy {rules.policy} knows no users; --users is for our own policy")
+    if len(scenario.machines) > 1:
+        raise UsageError("--users share one machine: use --machine 8x80GB")
+    several = next((work.job.name for work in scenario.works if work.job.nodes > 1), None)
+    if several is not None:
+        raise UsageError(f"job {several!r} spans several nodes, which needs a cluster's engine: use --policy handover")
+    return SharedSimulation(
+        scenario.machines,
+        scenario.works,
+        scenario.users,
+        rules,
+        scenario.background,
+        scenario.seed,
+        scenario.starts_at,
+    ).run(progress)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -100,12 +100,29 @@ def _fill(cells: list[float], start: float, end: float, width_s: float) -> None:
         cells[cell] += max(0.0, min(end, (cell + 1) * width_s) - max(start, cell * width_s))
 
 
-def timeline(history: History, *, width: int = COLUMNS, unicode: bool = True) -> str:
-    """The timeline with a scale. ``unicode``: with block characters; else in ASCII."""
+def user_shares(history: History, works: Sequence[Work], columns: int) -> dict[str, list[float]]:
+    """For each user and each of ``columns`` intervals of the makespan: the share of all GPUs in the user's hands."""
+    cells = {user.name: [0.0] * columns for user in history.users}
+    if history.makespan_s <= 0:
+        return cells
+    width_s = history.makespan_s / columns
+    for name, own in cells.items():
+        mine = tuple(attempt for attempt in history.attempts if works[attempt.job].user == name)
+        for spans in busy_spans(replace(history, attempts=mine)).values():
+            for start, end in spans:
+                _fill(own, start, end, width_s)
+        own[:] = [min(1.0, seconds / (width_s * history.gpus)) for seconds in own]
+    return cells
+
+
+def timeline(history: History, works: Sequence[Work] = (), *, width: int = COLUMNS, unicode: bool = True) -> str:
+    """The timeline with a scale, and a line for each of several users. ``unicode``: with block characters; else in
+    ASCII."""
     lines = rows(history)
     if not lines or history.makespan_s <= 0:
         return "nothing ran"
-    margin = max(len(row.label) for row in lines) + 1
+    people = history.users if works else ()
+    margin = max(len(label) for label in (*(row.label for row in lines), *(user.name for user in people))) + 1
     columns = max(10, width - margin - 1)
     ours, others = shares(history, lines, columns)
     drawn = [
@@ -113,6 +130,11 @@ def timeline(history: History, *, width: int = COLUMNS, unicode: bool = True) ->
         + "".join(_sign(our, other, unicode) for our, other in zip(ours[number], others[number], strict=True))
         for number, row in enumerate(lines)
     ]
+    if people:
+        drawn += [
+            f"{name:>{margin - 1}} " + "".join(_sign(share, 0.0, unicode) for share in cells)
+            for name, cells in user_shares(history, works, columns).items()
+        ]
     return "\n".join([*drawn, " " * margin + scale(history.makespan_s, columns), " " * margin + legend(unicode)])
 
 
@@ -176,6 +198,8 @@ _MOST_BARS = 8000
 _COLUMNS = 290
 # Neighbouring attempts on a GPU are distinguishable, also with colour blindness (after Okabe and Ito).
 _COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#5a9bd4", "#33709e", "#7fc8a9")
+_USER_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#b8a800", "#5a4fa2")
+_MOST_NAMED = 6
 _FAILED = "#d55e00"
 _GAVE_WAY = "#e69f00"
 _EXTERNAL_FILL = "url(#external)"
@@ -193,6 +217,7 @@ class Panel:
 def gantt(panels: Sequence[Panel], works: Sequence[Work], *, title: str) -> str:
     """The picture as the text of an SVG file."""
     longest_s = max((panel.history.makespan_s for panel in panels), default=0.0) or 1.0
+    fills = _user_fills(panels[0].history) if panels else {}
     parts: list[str] = []
     top = 40
     for panel in panels:
@@ -210,7 +235,7 @@ def gantt(panels: Sequence[Panel], works: Sequence[Work], *, title: str) -> str:
             f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
             _text(_LEFT, 24, title, size=16, weight="bold"),
             *parts,
-            *_legend(top + 12),
+            *_legend(top + 12, fills),
             "</svg>",
             "",
         ]
@@ -236,20 +261,27 @@ def _panel(panel: Panel, works: Sequence[Work], lines: Sequence[GpuRange], top: 
     return [*parts, *_axis(begin + height, longest_s, width)]
 
 
+def _user_fills(history: History) -> dict[str, str]:
+    """The colour of each of several users."""
+    return {user.name: _USER_COLOURS[place % len(_USER_COLOURS)] for place, user in enumerate(history.users)}
+
+
 def _bars(history: History, works: Sequence[Work], begin: int, longest_s: float, width: int) -> list[str]:
     scale = width / longest_s
     parts = []
     depth = _depths(history)
+    fills = _user_fills(history)
     for number, attempt in enumerate(history.attempts):
         job = works[attempt.job].job
-        name = clean(job.title or job.name)
+        user = works[attempt.job].user
+        name = clean(f"{user}: {job.title or job.name}" if user else job.title or job.name)
         how = f"{attempt.ending.value}{f', {attempt.failure.value}' if attempt.failure is not None else ''}"
         tip = f"{name}: {short_time(attempt.start)} to {short_time(attempt.end)}, {how}"
         level, of = depth.get(number, (0, 1))
         thick = (_ROW - 2) / of
         for gpu in attempt.gpus:
             top = begin + gpu * _ROW + 1 + level * thick
-            parts.append(_bar(attempt.start, attempt.end, scale, top, thick, _colour(attempt), tip))
+            parts.append(_bar(attempt.start, attempt.end, scale, top, thick, _colour(attempt, fills.get(user)), tip))
     # On top, because external users may come to a GPU where a job of ours runs.
     for visit in history.visits:
         end = min(visit.end, history.makespan_s)
@@ -296,10 +328,12 @@ def _shades(history: History, lines: Sequence[GpuRange], begin: int, longest_s: 
     return parts
 
 
-def _colour(attempt: FinishedAttempt) -> str:
+def _colour(attempt: FinishedAttempt, of_user: str | None) -> str:
     if attempt.ending is Ending.FAILED:
         return _FAILED
-    return _GAVE_WAY if attempt.ending is Ending.GAVE_WAY else _COLOURS[attempt.job % len(_COLOURS)]
+    if attempt.ending is Ending.GAVE_WAY:
+        return _GAVE_WAY
+    return of_user or _COLOURS[attempt.job % len(_COLOURS)]
 
 
 def _axis(top: int, longest_s: float, width: int) -> list[str]:
@@ -313,10 +347,11 @@ def _axis(top: int, longest_s: float, width: int) -> list[str]:
     return parts
 
 
-def _legend(top: int) -> list[str]:
+def _legend(top: int, fills: Mapping[str, str]) -> list[str]:
     parts, x = [], _LEFT
+    jobs = [(fill, name) for name, fill in fills.items()][:_MOST_NAMED] or [(_COLOURS[0], "jobs")]
     for fill, word in (
-        (_COLOURS[0], "jobs"),
+        *jobs,
         (_FAILED, "failed attempts"),
         (_GAVE_WAY, "requeued for an external user"),
         (_EXTERNAL_FILL, "external users"),

@@ -21,8 +21,10 @@ from gpuherd.units import count, duration_s, positive_int, size_mb
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from gpuherd.gpus.turns import TurnRules
     from gpuherd.jobs.attempts.failures import FailureClass
     from gpuherd.jobs.settings import Settings
+    from gpuherd.simulate.people import User
     from gpuherd.simulate.workload import Background, Machine, Mix, Recipe, Spread
 
 # From a job's end to the next start on its GPU, as measured (benchmarks/dispatch.py): the poll that finds it clean, the
@@ -55,11 +57,11 @@ def number(word: str, accepts: Callable[[float], bool], message: str) -> float:
     return value
 
 
-def _parser(name: str, *more: Any) -> Callable[[str], Any]:
-    """The parser of this name in ``workload``, which is imported with the first word."""
+def _parser(name: str, *more: Any, module: str = "workload") -> Callable[[str], Any]:
+    """The parser of this name in ``workload``, or in another module here, which is imported with the first word."""
 
     def parsed(word: str) -> Any:
-        return getattr(import_module("gpuherd.simulate.workload"), name)(word, *more)
+        return getattr(import_module(f"gpuherd.simulate.{module}"), name)(word, *more)
 
     return parsed
 
@@ -93,10 +95,16 @@ def _rate(word: str) -> float:
     return number(word, lambda value: 0 < value <= 1e6, f"{word!r} is no number of starts in a second; write 30")
 
 
+def _keep_share(word: str) -> float:
+    return number(word, lambda value: 0 <= value <= 1, f"{word!r} is not a share from 0 to 1")
+
+
 # An option of a group; of the first two without a default.
 _surroundings = partial(option, None, group="machines")
 _workload = partial(option, None, group="workload")
+_people = partial(option, None, group="users")
 _rule = partial(option, group="rules")
+_turns = partial(option, group="turns between users")
 _engine = partial(option, group="engine")
 
 
@@ -164,6 +172,22 @@ class SimulateOptions:
         parse=_multiple,
         metavar="FACTOR",
     )
+    users: tuple[User, ...] | None = _people(
+        help="users who share the machine, with weights: alice:2,bob,carol; each has --jobs drawn jobs, or those of "
+        "USER=SOURCE",
+        parse=_parser("users", module="people"),
+        metavar="USERS",
+    )
+    user_arrives: Mapping[str, float] | None = _people(
+        help="when users come, if not at the start: bob=30m,carol=1h",
+        parse=_parser("arrivals", module="people"),
+        metavar="TIMES",
+    )
+    user_hours: Mapping[str, float] | None = _people(
+        help="GPU-hours that users have used of late, before the start: alice=12,bob=0.5",
+        parse=_parser("hours_used", module="people"),
+        metavar="HOURS",
+    )
     seed: int = option(0, help="seed of all random draws", parse=count, metavar="N", group="workload")
 
     def recipe(self) -> Recipe | None:
@@ -225,6 +249,35 @@ class Rules:
     quiet_max_gpus: int = _rule(0, help="most GPUs to use in quiet hours", parse=count, metavar="N")
     at_most: int = same_option(DispatchOptions, "at_most")
     array_limit: int | None = same_option(DispatchOptions, "array_limit")
+    turns: bool = _turns(
+        True,
+        help="users take turns by their weights; --no-turns: the first to find a GPU free takes it",
+        yes_or_no=True,
+    )
+    half_life: float | None = _turns(
+        None, help="after so long GPU time counts half (default: 7d)", parse=duration_s, metavar="TIME"
+    )
+    grace: float | None = _turns(
+        None,
+        help="how long a free GPU is kept for the user whose turn it is (default: 30s, and longer than the quiet time "
+        "in any case)",
+        parse=duration_s,
+        metavar="TIME",
+    )
+    slice: float | None = _turns(
+        None,
+        help="by so many GPU-seconds a user may be ahead and go on with a GPU that the user's own job has left "
+        "(default: 60s)",
+        parse=duration_s,
+        metavar="TIME",
+    )
+    keep_share: float | None = _turns(
+        None,
+        help="for a job that needs more GPUs than are free, those are kept for this share of the time that it has "
+        "waited (default: 0.2)",
+        parse=_keep_share,
+        metavar="SHARE",
+    )
     look: float = _engine(
         2.0,
         help="hand-over: time between two polls for ended jobs; other jobs are handed over then",
@@ -271,7 +324,35 @@ class Rules:
             raise UsageError("at_most and array_limit must be above 0")
         if self.quiet_max_gpus < 0:
             raise UsageError(f"quiet_max_gpus={self.quiet_max_gpus} is below 0")
+        if self.half_life is not None and self.half_life <= 0:
+            raise UsageError(f"half_life={self.half_life} is not a length of time above 0")
+        for name in ("grace", "slice"):
+            if (getattr(self, name) or 0.0) < 0:
+                raise UsageError(f"{name}={getattr(self, name)} is below 0")
+        if self.keep_share is not None and not 0 <= self.keep_share <= 1:
+            raise UsageError(f"keep_share={self.keep_share} is not a share from 0 to 1")
         self.settings()
+
+    @property
+    def names_turns(self) -> bool:
+        """Whether any rule of several users is given."""
+        given = (self.half_life, self.grace, self.slice, self.keep_share)
+        return not self.turns or any(each is not None for each in given)
+
+    def turn_rules(self, quiet_s: float) -> TurnRules | None:
+        """The rules of the turns on a machine where a free GPU must be quiet for so long; None without turns."""
+        from gpuherd.gpus.turns import RULES, TurnRules
+
+        if not self.turns:
+            return None
+        return TurnRules(
+            half_life_s=RULES.half_life_s if self.half_life is None else self.half_life,
+            # One whose turn it is takes the GPU when it has been quiet, and looks at it now and then.
+            grace_s=max(RULES.grace_s if self.grace is None else self.grace, 1.5 * quiet_s + 1.0),
+            keep_share=RULES.keep_share if self.keep_share is None else self.keep_share,
+            quantum_s=RULES.quantum_s,
+            slice_s=RULES.slice_s if self.slice is None else self.slice,
+        )
 
     def settings(self) -> Settings:
         """Quiet hours as a settings file would give them. Raises UsageError for hours that don't parse."""

@@ -7,12 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.scheduler.memory import could_share
 from gpuherd.simulate.options import Variant
 from gpuherd.simulate.workload import Work
+
+if TYPE_CHECKING:
+    from gpuherd.simulate.people import UserFigures
 
 
 class Ending(StrEnum):
@@ -50,6 +53,23 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
+class UserHistory:
+    """A user of a machine that several share.
+
+    Attributes:
+        name, weight: as given.
+        waiting: from when until when jobs of theirs waited for GPUs.
+        predicted_s: when they would get their first GPU, as predicted when they began to wait; None without a
+            prediction.
+    """
+
+    name: str
+    weight: float
+    waiting: tuple[tuple[float, float], ...]
+    predicted_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """A whole run.
 
@@ -61,6 +81,7 @@ class History:
         refused: for each job that could never run, the reason.
         stuck: jobs that still waited when no event could start them any more.
         decisions: how often the policy was called.
+        users: those who share the machine; () for one user alone.
     """
 
     machines: tuple[int, ...]
@@ -72,6 +93,7 @@ class History:
     refused: dict[int, str]
     stuck: int = 0
     decisions: int = 0
+    users: tuple[UserHistory, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -107,6 +129,10 @@ class Waits:
     p50_s: float
     p95_s: float
     max_s: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Ready for JSON: seconds by the figure's name."""
+        return {name.removesuffix("_s"): round(value, 3) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +180,6 @@ class Figures:
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; docs/what-if.md describes it."""
-        waits = None if self.waits is None else asdict(self.waits)
         return {
             **{name: getattr(self, name) for name in ("jobs", "done", "failed", "cancelled", "stuck")},
             "attempts": self.attempts,
@@ -168,7 +193,7 @@ class Figures:
             "utilisation": _rounded(self.utilisation),
             "utilisation_until_last_start": _rounded(self.used_until_last_start),
             "strangers_share": _rounded(self.external_share),
-            "wait_seconds": waits and {name.removesuffix("_s"): round(value, 3) for name, value in waits.items()},
+            "wait_seconds": None if self.waits is None else self.waits.to_dict(),
         }
 
 
@@ -178,11 +203,12 @@ def _rounded(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A variant, what happened, and its figures."""
+    """A variant, what happened, and its figures; those of each user where several share the machine."""
 
     variant: Variant
     history: History
     figures: Figures
+    users: tuple[UserFigures, ...] = ()
 
 
 def figures(history: History, works: Sequence[Work]) -> Figures:
@@ -216,7 +242,7 @@ def figures(history: History, works: Sequence[Work]) -> Figures:
         utilisation=busy_s / all_s if all_s > 0 else None,
         used_until_last_start=until_last_s / (last_s * history.gpus) if last_s > 0 and history.gpus else None,
         external_share=external_s / all_s if all_s > 0 else None,
-        waits=_waits(list(waits.values())),
+        waits=waits_of(list(waits.values())),
         decisions=history.decisions,
     )
 
@@ -239,13 +265,13 @@ def least_possible_s(gpus: int, works: Sequence[Work]) -> float:
 
 def _longest_chain_s(works: Sequence[Work], seconds: Sequence[float]) -> float:
     """The end of the last job if each could start as soon as those it needs are done. Needs are no circle."""
-    by_name = {work.job.name: number for number, work in enumerate(works)}
+    by_name = {(work.user, work.job.name): number for number, work in enumerate(works)}
     ends: list[float | None] = [None] * len(works)
     for root in range(len(works)):
         stack = [root]
         while stack:
             number = stack[-1]
-            needed = [by_name[name] for name in works[number].job.needs]
+            needed = [by_name[works[number].user, name] for name in works[number].job.needs]
             missing = [each for each in needed if ends[each] is None]
             if missing and ends[number] is None:
                 stack += missing
@@ -256,7 +282,8 @@ def _longest_chain_s(works: Sequence[Work], seconds: Sequence[float]) -> float:
     return max((end or 0.0 for end in ends), default=0.0)
 
 
-def _waits(seconds: list[float]) -> Waits | None:
+def waits_of(seconds: list[float]) -> Waits | None:
+    """The figures of the times that jobs waited, None without any. Sorts the list."""
     if not seconds:
         return None
     seconds.sort()

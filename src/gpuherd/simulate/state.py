@@ -127,6 +127,10 @@ class WaitingJobs:
             found += [self._jobs[-place[2]] for place in places[-(gpus // kind[0] + more) :]]
         return found
 
+    def kinds(self) -> list[tuple[int, int | None, int]]:
+        """GPUs and memory of each kind of job, and how many of it wait."""
+        return [(kind[0], kind[1], len(places)) for kind, places in self._places.items()]
+
     def _place(self, job: WaitingJob) -> _Place:
         priority, cost, number = order_key(job, self._limits)
         return (-priority, -cost, -number)
@@ -301,11 +305,13 @@ _PROGRESS_EVERY_STEPS = 256
 class VirtualRun:
     """One run of the works in virtual time, which subclasses complete. Use: ``run`` once."""
 
-    def __init__(self, machines: Sequence[Machine], works: Sequence[Work], jobs: JobQueue):
+    def __init__(
+        self, machines: Sequence[Machine], works: Sequence[Work], jobs: JobQueue, events: EventQueue | None = None
+    ):
         self._machines = machines
         self._works = works
         self._jobs = jobs
-        self._events = EventQueue()
+        self._events = EventQueue() if events is None else events
         self._attempts: list[FinishedAttempt] = []
         self._refused: dict[int, str] = {}
         self._decisions = 0
@@ -322,6 +328,9 @@ class VirtualRun:
                 progress(total - self._jobs.unfinished, total)
         if progress is not None:
             progress(total - self._jobs.unfinished, total)
+        return self._history()
+
+    def _history(self) -> History:
         return History(
             machines=tuple(len(gpus) for gpus in self._machines),
             attempts=tuple(self._attempts),

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from gpuherd.engines.local.process import Exit
 from gpuherd.errors import ExitCode, UsageError
@@ -25,6 +25,9 @@ from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.options import did_you_mean
 from gpuherd.simulate.options import LONGEST_ATTEMPT_S, number
 from gpuherd.units import duration_s, size_mb
+
+if TYPE_CHECKING:
+    from gpuherd.simulate.people import User
 
 # What surrounds the jobs of a simulation, from words: machines (``8x80GB``), external users, the start time. Pure.
 #
@@ -274,11 +277,18 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job, the second of its arrival, and its attempts in order; the last stands for all later ones."""
+    """A job, the second of its arrival, and its attempts in order; the last stands for all later ones.
+
+    Attributes:
+        user: whose job it is, "" where there is one user.
+        expected_s: how long its attempts are expected to run, for predictions; None where that is not known.
+    """
 
     job: Job
     trials: tuple[Trial, ...]
     arrives_s: float = 0.0
+    user: str = ""
+    expected_s: float | None = None
 
     def trial(self, number: int) -> Trial:
         """The attempt with this number, from 0."""
@@ -521,6 +531,7 @@ class Scenario:
         background: external users, None for none.
         seed: of the external users.
         starts_at: local time of second 0, for quiet hours.
+        users: those who share the machine, each with the jobs that name them; () for one user alone.
     """
 
     machines: tuple[Machine, ...]
@@ -528,6 +539,7 @@ class Scenario:
     background: ExternalUsers | None = None
     seed: int = 0
     starts_at: datetime = MONDAY
+    users: tuple[User, ...] = ()
 
 
 # What the code that classifies real failures is given for a simulated one: exit code, signal and log, by class.
@@ -542,6 +554,7 @@ _SIGNS = {
     FailureClass.KILLED: partial(classify, Exit(True, signal=9)),
     FailureClass.TIMEOUT: partial(classify, Exit(True, signal=15), passed=Passed(LimitKind.WHOLE, 1.0)),
     FailureClass.NO_HEARTBEAT: partial(classify, Exit(True, signal=15), passed=Passed(LimitKind.HEARTBEAT, 1.0)),
+    FailureClass.IDLE: partial(classify, Exit(True, signal=15), passed=Passed(LimitKind.IDLE, 1.0)),
     FailureClass.NO_RESULT: partial(classify, Exit(True, 0), missing_result="result"),
     FailureClass.NEVER_STARTED: partial(classify, Exit(False)),
     FailureClass.CRASH: partial(classify, Exit(True, 1), "RuntimeError: simulated"),

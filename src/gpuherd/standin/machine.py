@@ -408,13 +408,15 @@ class SimulatedMachine:
 # --- gpuherd --simulate ----------------------------------------------------------------------------------------------
 
 # The machine lives in a folder of its own under XDG_RUNTIME_DIR (or the folder for temporary files), with its own
-# folder of leases, so that simulated GPUs leave nothing behind on the real machine. The process that made it removes it
-# when it ends, unless a job outlives it and still needs it. Such a folder, and that of a killed command, is removed by
-# the next simulation, once no process uses it. A machine that is to last is a state file which the user names.
+# folders of leases and of what is shared, so that simulated GPUs leave nothing behind on the real machine. The process
+# that made it removes it when it ends, unless a job outlives it and still needs it. Such a folder, and that of a killed
+# command, is removed by the next simulation, once no process uses it. A machine that is to last is a state file which
+# the user names.
 
 _PREFIX = "gpuherd-simulated-"
 _STATE = "machine"
 _LEASES = "GPUHERD_LEASE_DIR"
+_SHARED = "GPUHERD_MACHINE_DIR"
 
 
 def start(spec: str) -> SimulatedMachine:
@@ -422,11 +424,11 @@ def start(spec: str) -> SimulatedMachine:
     driver.library_folder()  # first what can fail, before anything is made
     machine = SimulatedMachine.open(spec) if _is_path(spec) else _make(spec)
     if machine.path.name != _STATE or not machine.path.parent.name.startswith(_PREFIX):
-        leases = machine.path.with_name(machine.path.name + ".leases")
+        leases, shared = (machine.path.with_name(machine.path.name + end) for end in (".leases", ".shared"))
     else:
-        leases = machine.path.with_name("leases")
+        leases, shared = machine.path.with_name("leases"), machine.path.with_name("shared")
     machine.activate()
-    os.environ[_LEASES] = str(leases)
+    os.environ |= {_LEASES: str(leases), _SHARED: str(shared)}
     os.environ.update(hide_makers_but(machine.maker))
     # torch can be set to count GPUs by NVML in place of CUDA; it would then find simulated ones.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"

@@ -26,13 +26,16 @@ from gpuherd.jobs.attempts.failures import tail
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.format import at_work, colour, gpus, headline, place, state_word, what
+from gpuherd.jobs.monitor.idle import IdleGpus
 from gpuherd.jobs.monitor.job_status import JobSelection
 from gpuherd.jobs.monitor.logs import log_of, terminal_line
 from gpuherd.jobs.monitor.status import RunStatus, opened, status_of
 from gpuherd.jobs.records import AttemptRow, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.units import duration
 
 if TYPE_CHECKING:
+    from gpuherd.gpus.idle_held import IdleGpu
     from gpuherd.gpus.leases import Holder
     from gpuherd.jobs.queue.reader import QueueReader
 
@@ -53,6 +56,7 @@ class Snapshot:
         status: the run's status, with the jobs that match the filter; None when its queue can't be read (yet).
         problem: why not.
         running: all running jobs, whatever the filter.
+        idle: GPUs that are held and have not been used for long, by UUID.
         log_of: the name of the job whose log this is, None for none; ``log``: its last lines, cleaned for a terminal.
     """
 
@@ -62,6 +66,7 @@ class Snapshot:
     status: RunStatus | None = None
     problem: str | None = None
     running: tuple[JobStatus, ...] = ()
+    idle: Mapping[str, IdleGpu] = field(default_factory=dict)
     log_of: str | None = None
     log: tuple[str, ...] = ()
 
@@ -77,6 +82,7 @@ class Looker:
     def __init__(self, run: RunDirectory):
         self._run = run
         self._driver = GpuReader()
+        self._idle = IdleGpus()
         # A slow look may still run when the next begins, in another thread.
         self._one_at_a_time = threading.Lock()
         # The page of the last look, and the text and state of the queue's files that it was read at.
@@ -89,7 +95,7 @@ class Looker:
         """
         with self._one_at_a_time:
             machine = self._driver.snapshot()
-            holders = self._holders(machine)
+            holders, idle = self._holders(machine), self._idle.look(machine.gpus)
             try:
                 with opened(self._run) as reader:
                     status = self._status(reader, text)
@@ -99,7 +105,7 @@ class Looker:
                             self._run, reader, JobSelection(states=(JobState.RUNNING,), limit=PAGE)
                         ).jobs
             except GpuherdError as problem:
-                return Snapshot(at=clock.wall(), machine=machine, holders=holders, problem=str(problem))
+                return Snapshot(at=clock.wall(), machine=machine, holders=holders, idle=idle, problem=str(problem))
         job = next((job for job in status.jobs if job.name == chosen), next(iter(status.jobs), None))
         return Snapshot(
             at=status.at,
@@ -107,6 +113,7 @@ class Looker:
             holders=holders,
             status=status,
             running=tuple(job for job in running if job.state is JobState.RUNNING),
+            idle=idle,
             log_of=None if job is None else job.name,
             log=() if job is None else _log(self._run, job),
         )
@@ -292,14 +299,19 @@ def _who(gpu: Gpu, look: Snapshot) -> Text:
         return Text(clean(gpu.problem), style="red")
     if gpu.mig_instances:
         return Text("split into MIG instances", style="dim")
+    idle = look.idle.get(gpu.uuid)
     ours = [job for job in look.running if job.attempt is not None and gpu.uuid in job.attempt.gpu_uuids]
     if ours:
         text = Text(style="bold")
         for i, job in enumerate(ours):
             text.append(", " if i else "").append(clean(job.title), style=colour(job))
+        if idle is not None:
+            text.append(f", idle for {duration(idle.idle_s, parts=1)}{idle.on_cpu}", style="yellow")
         return text
     if look.status is not None and gpu.label in look.status.left_out:
         return Text(clean(look.status.left_out[gpu.label]), style="yellow")
+    if idle is not None:
+        return Text(idle.sentence, style="yellow")
     holder = look.holders.get(gpu.uuid)
     if holder is not None:
         return Text(clean(holder.sentence()), style="cyan")

@@ -7,6 +7,8 @@ RECORD_AGAIN_S = 1.0
 # From SIGTERM to SIGKILL, by default; after SIGKILL, which a process in uninterruptible sleep gets again and again.
 GRACE_S = 10.0
 KILL_AGAIN_S = 5.0
+# A job is ended so many times for not using its GPUs and waits again; after that it fails.
+MOST_IDLE_ENDS = 3
 # Preforked shells: for jobs shorter than this (for longer jobs the milliseconds don't matter). A shell waits at most so
 # long, and none is started later than that after the last short job's end. A quiet moment is longer than the time
 # between ends that come together, which must not wait for a prefork.

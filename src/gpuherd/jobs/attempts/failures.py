@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import ExitCode, clean, harmless
+from gpuherd.jobs.attempts import MOST_IDLE_ENDS
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 
 if TYPE_CHECKING:
@@ -34,13 +35,14 @@ class FailureClass(StrEnum):
     KILLED = "killed"
     TIMEOUT = "timeout"
     NO_HEARTBEAT = "no heartbeat"
+    IDLE = "idle"
     NO_RESULT = "no result"
     NEVER_STARTED = "never started"
     CRASH = "crash"
 
 
 # Another try of these would fail the same way.
-_FOR_GOOD = frozenset({FailureClass.BAD_INPUT, FailureClass.MISSING, FailureClass.CANNOT_WRITE})
+_FOR_GOOD = frozenset({FailureClass.BAD_INPUT, FailureClass.MISSING, FailureClass.CANNOT_WRITE, FailureClass.IDLE})
 # A try on another GPU may go better than one on the same.
 _ELSEWHERE = frozenset(
     {
@@ -250,6 +252,9 @@ def _judge_limit(passed: Passed) -> tuple[FailureClass, str]:
     if passed.kind is LimitKind.STAGE:
         stage = f" in stage {passed.stage}" if passed.stage else ""
         return FailureClass.TIMEOUT, f"stopped{stage} after the time limit of {passed.limit_s:g} s for a stage"
+    if passed.kind is LimitKind.IDLE:
+        again = f"as in {MOST_IDLE_ENDS} attempts before (--idle-after)"
+        return FailureClass.IDLE, f"stopped after it had not used its GPUs for {passed.limit_s:.0f} s, {again}"
     return FailureClass.NO_HEARTBEAT, f"stopped after it had reported no progress for {passed.limit_s:g} s"
 
 

@@ -1,4 +1,6 @@
-"""Pauses running jobs and resumes them: for other users of their GPUs, and when disk space runs out."""
+"""Pauses running jobs, resumes and ends them: for other users of their GPUs, when disk space runs out, and when they
+don't use their GPUs.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,16 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpuherd.jobs.attempts import DISK_CHECK_S
+from gpuherd.jobs.attempts import DISK_CHECK_S, MOST_IDLE_ENDS
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
+from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import NoFault
+from gpuherd.jobs.gpu.idle_jobs import IdleAction
 from gpuherd.jobs.gpu.usage import Action, ActionKind
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import PauseReason
+from gpuherd.jobs.records import EventKind, PauseReason
 from gpuherd.jobs.reporter import Reporter
 
 _MB = 1 << 20
@@ -132,6 +136,37 @@ class Preemption:
             attempt = next((a for a in self._supervisor.running.values() if a.record.id == action.attempt), None)
             if attempt is not None:
                 self._give_way(attempt, action, now)
+
+    def end_idleness(self, actions: Sequence[IdleAction], now: float) -> None:
+        """Reports, pauses, requeues or cancels attempts that don't use their GPUs."""
+        for action in actions:
+            attempt = next((a for a in self._supervisor.running.values() if a.record.id == action.attempt), None)
+            if attempt is not None and attempt.kill_at is None and self._end_idleness(attempt, action, now):
+                self._reporter.about(EventKind.IDLE, attempt.record, action.sentence)
+
+    def _end_idleness(self, attempt: Attempt, action: IdleAction, now: float) -> bool:
+        """Carries it out; False when the queue can't be written now: the next look tries again."""
+        record = attempt.record
+        try:
+            if action.kind == "pause":
+                self._queue.mark_paused(record.id, PauseReason.IDLE, now)
+                self._supervisor.set_paused(attempt, attempt.paused | {PauseReason.IDLE}, now)
+            elif action.kind == "cancel":
+                by = f"gpuherd: it {action.sentence.partition(':')[0]}"
+                self._queue.cancel((record.queued.job.name,), by)
+                attempt.cancelled_by = by
+                self._supervisor.stop(attempt, now)
+            elif action.kind == "requeue":
+                if self._queue.ends_in_a_row(record.queued.id, NoFault.IDLE) >= MOST_IDLE_ENDS:
+                    attempt.passed = Passed(LimitKind.IDLE, action.idle_s)
+                else:
+                    attempt.no_fault = NoFault.IDLE
+                self._supervisor.stop(attempt, now)
+        except sqlite3.OperationalError as problem:
+            if not may_pass(problem):
+                raise
+            return False
+        return True
 
     def _give_way(self, attempt: Attempt, action: Action, now: float) -> None:
         self._reporter.notice(action.sentence)

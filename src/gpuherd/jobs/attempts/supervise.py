@@ -40,6 +40,9 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.run_dir import ATTEMPTS_A_FILE, RunDirectory
 
+# Pauses that a person ends.
+UNTIL_RESUMED = frozenset({PauseReason.USER, PauseReason.IDLE})
+
 
 @dataclass(eq=False, kw_only=True)
 class Attempt(Supervised):
@@ -228,9 +231,10 @@ class Supervisor:
             attempt.cancelled_by = record.queued.cancelled_by
             self.stop(attempt, now)
         elif attempt.kill_at is None:
-            # The user's requests are in the queue; there may have been no space for the mark of a pause of our own.
-            own = attempt.paused - {PauseReason.USER}
-            self.set_paused(attempt, own | (record.paused & {PauseReason.USER}), now)
+            # What the user pauses or resumes is in the queue; there may have been no space for the mark of a pause of
+            # our own.
+            own = attempt.paused - UNTIL_RESUMED
+            self.set_paused(attempt, own | (record.paused & UNTIL_RESUMED), now)
 
     def set_paused(self, attempt: Attempt, why: frozenset[PauseReason], now: float) -> None:
         """Pauses the attempt's processes for these reasons, or resumes them when there is none."""

@@ -33,6 +33,7 @@ class LimitKind(Enum):
     WHOLE = "timeout"
     STAGE = "stage_timeout"
     HEARTBEAT = "heartbeat"
+    IDLE = "idle_after"  # of GPUs that are not used: ``gpu.idle_jobs`` decides
 
 
 @dataclass(frozen=True, slots=True)

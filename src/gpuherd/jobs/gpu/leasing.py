@@ -22,6 +22,7 @@ from gpuherd.gpus.lease_files import FileId, base_name, user_name
 from gpuherd.gpus.leases import NO_NOTE, Holder, Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
+from gpuherd.jobs.gpu.turns import GpuTurns, WeekUse
 from gpuherd.jobs.scheduler.limits import Allowance, allowance
 from gpuherd.jobs.settings import Settings
 
@@ -36,6 +37,9 @@ class GpuLeases:
     """The leases on the GPUs that a run may use.
 
     ``notices`` are sentences for people since they were last fetched: leases that were passed over.
+
+    Attributes:
+        turns: whose turn it is to take one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -44,11 +48,14 @@ class GpuLeases:
         self._breaker: IdleLeaseBreaker | None = None  # once a GPU is held
         self._held: dict[str, str] = {}
         self._notices: list[str] = []
+        self._week = WeekUse()
+        self.turns = GpuTurns(settings, lambda: self._leases)
 
     def change(self, settings: Settings) -> None:
         """Sets the settings from now on."""
+        self.turns.change(settings)
         if settings.policy.idle_lease_s != self._settings.policy.idle_lease_s:
-            self.rest()
+            self._leave_seats()
             self._breaker = None
         self._settings = settings
 
@@ -61,7 +68,8 @@ class GpuLeases:
         return self._allowance(len(elsewhere))
 
     def _allowance(self, held_elsewhere: int) -> Allowance:
-        return allowance(self._settings, self._user, datetime.fromtimestamp(clock.wall()), held_elsewhere)
+        used_s = 0.0 if self._settings.policy.week_hours(self._user) is None else self._week.of(os.geteuid())
+        return allowance(self._settings, self._user, datetime.fromtimestamp(clock.wall()), held_elsewhere, used_s)
 
     # --- looking ----------------------------------------------------------------------------------------------
 
@@ -101,14 +109,18 @@ class GpuLeases:
         return self._leases.taken_by_others(os.geteuid(), clock.wall() - within_s)
 
     def rest(self) -> None:
-        """No job waits for a GPU any more: gives up all seats, which would hinder other gpuherds."""
+        """No job waits for a GPU any more: gives up ticket and seats, which would hinder other gpuherds."""
+        self.turns.rest()
+        self._leave_seats()
+
+    def _leave_seats(self) -> None:
         if self._breaker is not None:
             self._breaker.close()
 
     def fetch_notices(self) -> tuple[str, ...]:
         """Sentences for people, once each."""
         notices, self._notices = tuple(self._notices), []
-        return notices
+        return (*notices, *self.turns.fetch_notices())
 
     # --- taking -----------------------------------------------------------------------------------------------
 
@@ -142,6 +154,7 @@ class GpuLeases:
                     self._note(gpu.uuid, self._leases.holder(gpu.uuid), default=_JUST_TAKEN)
                     return None
                 leases.append(taken.enter_context(lease))
+            self.turns.took(now)
             return tuple(lease.moved() for lease in leases)
 
     def _lease(self, gpu: Gpu, note: LeaseNote, now: float, ahead: Lease | None) -> Lease | None:

@@ -1,13 +1,14 @@
 """The dispatcher's GPUs: when to query them, which may be used, and the leases of those that several jobs share.
 
-Joins the state of the GPUs (``watch``) with GPUs left out because jobs fail on them (``health``), memory promised on
-shared ones (``scheduler.memory``), and contention with other users (``usage``). ``scheduler.policy`` decides which job
-gets which GPU.
+Joins the state of the GPUs (``watch``) with GPUs left out because jobs fail on them (``health``), reservations
+(``reserved``), memory promised on shared ones (``scheduler.memory``), contention with other users (``usage``), and jobs
+that don't use their GPUs (``idle_jobs``). ``scheduler.policy`` decides which job gets which GPU.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import statistics
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,17 +16,21 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import clean
 from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.tickets import Need
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import GpuHealth
+from gpuherd.jobs.gpu.idle_jobs import IdleAction, JobIdleRows, JobLook, idle_actions, is_used
+from gpuherd.jobs.gpu.recording import AttemptLedger
+from gpuherd.jobs.gpu.reserved import ReservedGpus
 from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, contention_actions
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.scheduler import memory
 from gpuherd.jobs.scheduler.limits import Allowance
-from gpuherd.jobs.scheduler.types import GpuView, Start
+from gpuherd.jobs.scheduler.types import GpuView, Start, fits
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -33,6 +38,10 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the GPUs of running jobs, for strangers and memory.
 WATCH_EVERY_S = 2.0
+# The length of jobs that wait is expected to be that of so many before them.
+_LENGTHS = 20
+# Others' use of GPUs is recorded as often while jobs wait and none runs.
+SAMPLE_EVERY_S = 10.0
 # Memory in use on shared GPUs is queried again before a decision when the figure is older than this.
 _STALE_S = 0.05
 
@@ -42,6 +51,8 @@ class GpuManager:
 
     Attributes:
         watch: the state of the GPUs; open from the moment when the first job needs one.
+        reserved: the reservations of the machine's users.
+        ledger: where the use of the GPUs is recorded.
         changed: a look has found something, so that a decision may come out otherwise.
     """
 
@@ -54,12 +65,16 @@ class GpuManager:
         settings: Settings = NO_SETTINGS,
     ):
         self.watch = GpuWatch(options, queue_tag, settings, at_once=False)
+        self.reserved = ReservedGpus(settings)
+        self.ledger = AttemptLedger(queue_tag, supervisor.run.root, self.watch, options.project)
         self.changed = False
         self._options = options
         self._supervisor = supervisor
         self._health = health
         self._shared: dict[str, Lease] = {}
         self._sightings: Sightings = {}
+        self._idle_rows: JobIdleRows = {}
+        self._idle_actions: tuple[IdleAction, ...] = ()
         self._notices: tuple[str, ...] = ()
         self._overuse_reported: set[str] = set()
         self._wanted = False
@@ -67,12 +82,14 @@ class GpuManager:
         self._haste_at: float | None = None
         self._ours_at: float | None = None
         self._seen_at = 0.0
+        self._lengths: deque[float] = deque(maxlen=_LENGTHS)  # seconds of the latest jobs on GPUs
 
     # --- options and reports ----------------------------------------------------------------------------------
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Sets which GPUs, the free test and the limits from now on. Raises NoSuchGpu; then nothing has changed."""
         self.watch.change(options, settings)
+        self.reserved.change(settings)
         self._options = options
         self._check_at = 0.0
 
@@ -85,7 +102,7 @@ class GpuManager:
         notices, self._notices = self._notices, ()
         returned = self._health.fetch_returned(clock.wall())
         back = (f"GPU {label} is {sentence}" for label, sentence in self._labelled(returned))
-        return (*notices, *back, *self.watch.fetch_notices())
+        return (*notices, *back, *self.watch.fetch_notices(), *self.reserved.fetch_notices())
 
     def fetch_left_out(self, wall: float) -> tuple[tuple[str, str], ...]:
         """The label of each GPU that has been left out since the last call, and a sentence on how long and why."""
@@ -97,9 +114,11 @@ class GpuManager:
 
     def close(self) -> None:
         """Gives our copies of leases back; those of running jobs stay with them."""
+        self.ledger.close()
         for lease in self._shared.values():
             lease.close()
         self._shared.clear()
+        self.watch.rest()
 
     def count_elsewhere(self) -> int:
         """The number of GPUs that our jobs use and the run may not use any more."""
@@ -107,14 +126,40 @@ class GpuManager:
 
     # --- when to look -----------------------------------------------------------------------------------------
 
-    def set_waiting(self, waits: bool, now: float) -> None:
-        """Sets whether a job waits for a GPU: only then are those that are not ours looked at."""
+    def set_waiting(self, waits: bool, now: float, need: Need | None = None) -> None:
+        """Sets whether a job waits for a GPU: only then are those that are not ours looked at. ``need``: what other
+        users' gpuherds are told of that."""
+        if waits and need is not None:
+            self.watch.leases.turns.wait(need, now)
         if waits and not self._wanted:
             self._check_at = max(self._check_at, now)
             self._plan_hasty_look(now)
+            if self._ours_at is None:
+                self._ours_at = now + SAMPLE_EVERY_S
         elif self._wanted and not waits:
             self.watch.rest()
         self._wanted = waits
+
+    def need(self, waiting: Sequence[QueuedJob], most_gpus: int, jobs: int, wall: float) -> Need:
+        """What other users' gpuherds are told of the jobs that wait for GPUs.
+
+        Args:
+            waiting: the first of them, in order.
+            most_gpus: how many GPUs the run may hold now.
+            jobs: how many there are.
+        """
+        kinds = {(queued.gpus, queued.memory_mb) for queued in waiting}
+        left_out = self._health.excluded(wall)
+        usable = [gpu.uuid for gpu in self.watch.gpus if any(fits(gpu, *kind) for kind in kinds)]
+        most = min(sum(queued.gpus for queued in waiting), most_gpus - len(self._supervisor.gpus))
+        # Those behind the first one don't overtake it: what it lacks is reserved for it.
+        return Need(
+            gpus=max(0, most),
+            smallest=waiting[0].gpus,
+            usable=frozenset(usable).difference(left_out),
+            job_s=round(statistics.median(self._lengths), 1) if self._lengths else None,
+            jobs=jobs,
+        )
 
     def _plan_hasty_look(self, now: float) -> None:
         wait = self.watch.haste_s
@@ -135,18 +180,36 @@ class GpuManager:
             self._look_for_free(now)
         if self._ours_at is None or now < self._ours_at:
             return ()
-        self._ours_at = now + WATCH_EVERY_S if self._supervisor.gpus else None
-        return self._look_at_ours(now)
+        if self._supervisor.gpus:
+            self._ours_at = now + WATCH_EVERY_S
+            actions = self._look_at_ours(now)
+            self._look_for_idle(now)
+            return actions
+        self._ours_at = now + SAMPLE_EVERY_S if self._wanted else None
+        if self._wanted:
+            self.ledger.look((), {}, now, clock.wall(), waits=True)
+        else:
+            self.ledger.rest(now, clock.wall())
+        return ()
+
+    def fetch_idle_actions(self) -> tuple[IdleAction, ...]:
+        """The actions on jobs that don't use their GPUs, once each."""
+        actions, self._idle_actions = self._idle_actions, ()
+        return actions
 
     def started(self, now: float) -> None:
         """Jobs of ours have been started or taken over: their GPUs are looked at from now on."""
-        if self._ours_at is None and self._supervisor.gpus:
+        if self._supervisor.gpus:
+            self.ledger.began(self._supervisor.running.values())
+        if self._supervisor.gpus and (self._ours_at is None or self._ours_at > now + WATCH_EVERY_S):
             self._ours_at = now + WATCH_EVERY_S
+        self._note_use_of_reserved(now)
 
     def _look_for_free(self, now: float) -> None:
         ours = self._supervisor.gpus
         if now >= self._check_at:
             self.changed |= self.watch.look(now, ours)
+            self.changed |= self.reserved.look(clock.wall(), now)
             self._check_at = now + self.watch.look_in_s(now)
         if self._haste_at is not None and now >= self._haste_at:
             self.watch.hasty_look(ours, now)
@@ -154,7 +217,9 @@ class GpuManager:
             self.changed = True
 
     def _look_at_ours(self, now: float) -> tuple[Action, ...]:
+        self._note_use_of_reserved(now)
         strangers = self._note_use(now)
+        self.ledger.look(self._supervisor.running.values(), self.watch.usage.in_use, now, clock.wall())
         running = [attempt for attempt in self._supervisor.running.values() if attempt.record.gpus]
         actions, self._sightings = contention_actions(
             self._options.yield_to_others,
@@ -170,6 +235,33 @@ class GpuManager:
             quiet_s=self.watch.quiet_s,
         )
         return actions
+
+    def _note_use_of_reserved(self, now: float) -> None:
+        wall = clock.wall()
+        self.changed |= self.reserved.look(wall, now)
+        self.reserved.note_use(self._supervisor.gpus, wall, now)
+
+    def _look_for_idle(self, now: float) -> None:
+        """By the look that was just made at our GPUs."""
+        if self._options.idle_after is None:
+            self._idle_rows = {}
+            return
+        gpus = {gpu.uuid: gpu for gpu in self.watch.gpus}
+        looks = [
+            JobLook(
+                attempt.record.id,
+                clean(attempt.record.title),
+                attempt.record.labels,
+                is_used(gpus, attempt.record.gpus),
+                bool(attempt.paused),
+            )
+            for attempt in self._supervisor.running.values()
+            if attempt.record.gpus and attempt.kill_at is None
+        ]
+        options = self._options
+        self._idle_actions, self._idle_rows = idle_actions(
+            options.on_idle, options.idle_after, self._idle_rows, looks, now
+        )
 
     def _note_use(self, now: float) -> tuple[Stranger, ...]:
         self._seen_at = now
@@ -207,7 +299,10 @@ class GpuManager:
             # Memory promised on shared GPUs is compared with the memory that is free on them now.
             self._note_use(now)
         left_out = self._health.excluded(wall)
-        views = self.watch.views(now, self._supervisor.gpus)
+        self.changed |= self.reserved.look(wall, now)
+        self.watch.preferred = self.reserved.mine(wall)
+        self.watch.without_turns = frozenset(self.reserved.in_force(wall))
+        views = self.reserved.views(self.watch.views(now, self._supervisor.gpus), wall)
         over_at = self._supervisor.over_at
         if not left_out and not self._shared and not over_at:
             return views
@@ -292,6 +387,7 @@ class GpuManager:
         """Our job has left its GPUs: they are looked at soon, and the lease of a shared one goes with the last."""
         if not record.gpus:
             return
+        self._lengths.append(now - record.started_mono)
         left = set(record.gpus) - self._supervisor.gpus
         self.drop_unused()
         if left:

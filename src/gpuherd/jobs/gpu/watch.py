@@ -73,6 +73,8 @@ class GpuWatch:
         maker: whose driver shows them, or should.
         leases: takes GPUs for jobs, within what the user may hold.
         usage: the memory that our attempts use, as of the last look.
+        preferred: UUIDs of GPUs that jobs get before all others: those that the user has reserved.
+        without_turns: UUIDs of GPUs on which users take no turns: those that somebody has reserved for now.
         awaits_driver: there are none because the installed driver does not answer (yet): jobs that need a GPU wait, and
             each ``look`` queries the driver again. False where no driver is installed: jobs then run on the CPU.
 
@@ -96,6 +98,8 @@ class GpuWatch:
         self.maker = Maker.NVIDIA
         self.leases = GpuLeases(settings)
         self.usage = GpuUsage(options.gpu_memory_threshold)
+        self.preferred: frozenset[str] = frozenset()
+        self.without_turns: frozenset[str] = frozenset()
         self._faults = GpuFaults()
         self._gpus: dict[str, Gpu] = {}  # as the driver last described them
         self._preference: tuple[str, ...] = ()
@@ -108,6 +112,8 @@ class GpuWatch:
         self._room_mb: dict[str, int] = {}
         # As of the last look that gave a verdict: the driver is queried for other reasons as well.
         self._was_low: dict[str, bool] = {}
+        self._pictured: dict[str, str | int] = {}
+        self._kept: Mapping[str, str] = {}
         self._notices: list[str] = []
         self._full_look_at = 0.0
         self._all_ours = False
@@ -227,7 +233,7 @@ class GpuWatch:
         # A full one that is due before the next half look is made now: to wake up costs more than to look.
         if now + self._rule.look_s / 2 < self._full_look_at and not self._has_changed(waited_for):
             return False
-        before = self._picture(now)
+        before = self._pictured
         self._get_to_know()
         waited_for = [uuid for uuid in self._gpus if uuid not in ours]
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
@@ -238,9 +244,12 @@ class GpuWatch:
         self._observe(waited_for, now)
         self.leases.look({uuid: self._checks[uuid].free for uuid in waited_for}, now)
         self.leases.ours(ours, now)
+        self.leases.turns.look(now, ours)
         low = any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for)
         self._full_look_at = now + (self._rule.interval_s if low else max(self._rule.interval_s, _FULL_LOOK_S))
-        return before != self._picture(now)
+        # Not the picture of before at this moment: a GPU that was kept for others may be so no more just by now.
+        self._pictured = self._picture(now, ours)
+        return before != self._pictured
 
     def _ask_driver_again(self, now: float) -> bool:
         self._full_look_at = now + DRIVER_PAUSE_S
@@ -290,6 +299,7 @@ class GpuWatch:
 
     def released(self, uuids: Collection[str], now: float) -> None:
         """Our job has just left these GPUs: they are looked at soon, and one clean check will do."""
+        self.leases.turns.left(uuids, now)
         for uuid in uuids:
             if uuid in self._gpus:
                 self._streaks = idle.released(self._streaks, uuid, self._rule, now)
@@ -316,7 +326,7 @@ class GpuWatch:
 
     def views(self, now: float, ours: Collection[str]) -> tuple[GpuView, ...]:
         """Each GPU with the verdict of the last look, unless that is too long ago to count."""
-        verdicts = self._verdicts(now)
+        verdicts = self._verdicts(now, ours)
         left = self._streaks.left
         return tuple(
             GpuView(
@@ -325,16 +335,26 @@ class GpuWatch:
                 uuid in ours,
                 returning=left.get(uuid, -math.inf) >= now,
                 room_mb=self._room_mb.get(uuid),
+                kept=uuid in self._kept,
             )
             for uuid, gpu in self._gpus.items()
         )
 
     def choose(self, candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:
-        """The best ``count`` of the candidates, in the user's order of preference; None when there are too few."""
+        """The best ``count`` of the candidates, reserved ones first, then in the user's order of preference; None when
+        there are too few."""
+        reserved = [gpu for gpu in candidates if gpu.uuid in self.preferred] if self.preferred else []
+        if len(reserved) >= count > 0 and (chosen := self._choose(reserved, count, memory_mb)) is not None:
+            return chosen
+        return self._choose(candidates, count, memory_mb, first=[gpu.uuid for gpu in reserved])
+
+    def _choose(
+        self, candidates: Sequence[Gpu], count: int, memory_mb: int | None, first: Sequence[str] = ()
+    ) -> tuple[Gpu, ...] | None:
         return choose(
             candidates,
             count,
-            preference=self._preference,
+            preference=(*first, *self._preference),
             memory_mb=memory_mb,
             keep_together=True,
             links=self._links,
@@ -359,6 +379,10 @@ class GpuWatch:
         self._refresh(errors=True)
         self._faults.look(self._gpus.values())
         return self.usage.look(self._gpus, own, declared_mb)
+
+    def machine(self) -> Machine:
+        """All GPUs of the machine now, also those that the run may not use, with processes and sensors."""
+        return self._reader.snapshot()
 
     def gpu_problem(self, uuids: Collection[str]) -> str | None:
         """Faults of these GPUs since our job took them, as a sentence; None without any. For a job that has failed."""
@@ -416,12 +440,12 @@ class GpuWatch:
     def _is_free(self, uuid: str) -> bool:
         return idle.is_free(self._streaks, uuid, self._rule)
 
-    def _picture(self, now: float) -> dict[str, str | int]:
+    def _picture(self, now: float, ours: Collection[str]) -> dict[str, str | int]:
         """The facts that a decision depends on: why each GPU can't be used, or how much memory is free on it."""
-        verdicts = self._verdicts(now)
+        verdicts = self._verdicts(now, ours)
         return {uuid: self._gpus[uuid].free_mb if why is None else why for uuid, why in verdicts.items()}
 
-    def _verdicts(self, now: float) -> dict[str, str | None]:
+    def _verdicts(self, now: float, ours: Collection[str]) -> dict[str, str | None]:
         """Why each GPU can't be used; None for one that can."""
         recent = idle.forgotten(self._streaks, self._rule, now)
         verdicts: dict[str, str | None] = {}
@@ -430,7 +454,13 @@ class GpuWatch:
             if held is None and uuid in self._streaks.clean and uuid not in recent.clean:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._checks[uuid].reason or self._clean(uuid))
-        return verdicts
+        free = [uuid for uuid, why in verdicts.items() if why is None and uuid not in ours]
+        # Those that will be free in a moment count as coming for others who wait for several.
+        leaving = self._streaks.left
+        coming = [uuid for uuid in self._gpus if self._checks[uuid].free or uuid in leaving]
+        free, coming = ([uuid for uuid in some if uuid not in self.without_turns] for some in (free, coming))
+        self._kept = self.leases.turns.kept(free, ours, now, coming)
+        return {**verdicts, **self._kept}
 
     def _clean(self, uuid: str) -> str:
         clean = idle.clean_checks(self._streaks, uuid, self._rule)

@@ -30,7 +30,13 @@ logger = logging.getLogger(__name__)
 _LOCAL_FLAGS = 3  # the place of the flags in tcgetattr's list
 # Lines below those of the running jobs: the counts, what is next, and the cursor's own.
 _BELOW = 3
-_STYLES = {EventKind.FAILED: "red", EventKind.RETRY: "yellow", EventKind.CANCELLED: "yellow", EventKind.NOTICE: "cyan"}
+_STYLES = {
+    EventKind.FAILED: "red",
+    EventKind.RETRY: "yellow",
+    EventKind.CANCELLED: "yellow",
+    EventKind.IDLE: "yellow",
+    EventKind.NOTICE: "cyan",
+}
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.job_status import SHOWN_FIRST, JobSelection
 from gpuherd.jobs.monitor.status import DispatcherStatus, InEngine, RunStatus, opened, snapshot
+from gpuherd.jobs.monitor.turns import Turn
 from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.units import duration
@@ -89,7 +90,14 @@ def at_work(status: RunStatus) -> str:
         return f"{text}; it is {state.mode}: nothing new is started"
     if state.away is not None:
         text += f"; {clean(state.away)}"
+    if status.turn is not None:
+        others = ", ".join(clean(user.user) for user in status.turn.others)
+        text += f"; for GPUs also wait: {others}; the next job {_next_start(status.turn, status.at)}"
     return text if state.closed is None else f"{text}; nothing is started now: {clean(state.closed)}"
+
+
+def _next_start(turn: Turn, now: float) -> str:
+    return turn.start_sentence(now) if turn.starts_at is not None else "starts at a time that can't be predicted"
 
 
 def in_engine(there: InEngine) -> str:
@@ -357,6 +365,7 @@ def as_json(status: RunStatus) -> dict[str, Any]:
         "in_engine": None if status.in_engine is None else asdict(status.in_engine),
         "eta_s": None if status.eta_s is None else round(status.eta_s, 1),
         "left_out": dict(status.left_out),
+        "turn": None if status.turn is None else status.turn.as_json(),
         "dispatcher": None if status.dispatcher is None else _dispatcher(status.dispatcher),
         "matching": status.matching,
         "jobs": [_job(job) for job in status.jobs],

@@ -187,6 +187,7 @@ _PAUSED_FOR = {
     PauseReason.USER: "paused",
     PauseReason.DISK: "paused: there is too little disk space",
     PauseReason.STRANGER: "paused: someone else uses its GPU",
+    PauseReason.IDLE: "paused: it did not use its GPU",
 }
 
 

@@ -1,4 +1,4 @@
-"""Notifications when a run ends or a job has failed: to a command, or to a web address.
+"""Notifications when a run ends, a job has failed or does not use its GPUs: to a command, or to a web address.
 
 The dispatcher hands events to a thread of its own, so that nothing here can hold a run up. Failures come in bursts: the
 first is sent at once, those of the following minute in one notice. The last notice has the end and every failure that
@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -170,8 +171,13 @@ class Webhook:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """A notification. ``kind``: ``failed`` or ``finished``. ``text``: one line, which chat services show as it is.
-    ``failures``: failures since the last notice, one line each, and ``more_failures`` beyond the first 20.
+    """A notification.
+
+    Attributes:
+        kind: ``failed``, ``idle``, ``finished``, or ``session`` (``gpuherd session`` warns or ends).
+        text: one line, which chat services show as it is.
+        run: the run's folder, or the session's name.
+        failures: failures since the last notice, one line each, and ``more_failures`` beyond the first 20.
     """
 
     kind: str
@@ -258,6 +264,23 @@ def _url(webhook: str) -> str:
     return webhook
 
 
+def deliver(channels: Channels, notice: Notice) -> tuple[str, ...]:
+    """Sends one notice that belongs to no run, and returns once it is sent or given up: why it was not delivered, a
+    sentence for each channel that failed."""
+    problems = []
+    data = notice.to_json()
+    for channel, send in (
+        ("command", None if channels.argv is None else partial(run_command, channels.argv, data, notice.text)),
+        ("webhook", None if channels.url is None else partial(Webhook(channels.url).post, data)),
+    ):
+        try:
+            if send is not None:
+                send()
+        except NotDelivered as problem:
+            problems.append(f"a notice could not be sent by the {channel}: {clean(str(problem))}")
+    return tuple(problems)
+
+
 @dataclass
 class Notifier:
     """Sends a run's notices. A context around the run: call ``event`` for every event, and set ``outcome`` before the
@@ -284,8 +307,9 @@ class Notifier:
             self._webhook = Webhook(self.channels.url)
 
     def event(self, event: Event) -> None:
-        """Takes an event; of interest are final failures, cancelled jobs and, for a run that stays, ends."""
-        if event.kind in _FAILURES or (event.kind is EventKind.DONE and self.counts is not None):
+        """Takes an event; of interest are final failures, cancelled and idle jobs and, for a run that stays, ends."""
+        always = event.kind in _FAILURES or event.kind is EventKind.IDLE
+        if always or (event.kind is EventKind.DONE and self.counts is not None):
             self._start()
             self._inbox.put(event)
 
@@ -332,6 +356,10 @@ class Notifier:
             if not isinstance(event, Event):
                 self._send(self._finished(bundle, *_ending(event)))
                 return
+            if event.kind is EventKind.IDLE:
+                text = f"gpuherd: a job of {self.run} is idle: {event.text}"
+                self._send(self._notice("idle", text, PendingFailures(), None))
+                continue
             if event.kind in _FAILURES:
                 bundle = bundle.plus(event.text)
             look_at = None if self.counts is None else clock.mono() + _SETTLED_S

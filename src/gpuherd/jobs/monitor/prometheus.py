@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -41,60 +41,65 @@ _QUANTILES = (50, 90, 95, 99)
 
 def exposition(metrics: Metrics) -> str:
     """The metrics as Prometheus reads them."""
+    return text_of(_families(metrics))
+
+
+def _families(metrics: Metrics) -> Iterator[Metric]:
+    """The metric families of one answer, in the order of the text."""
+    status = metrics.status
+    queue = str(status.folder).encode("utf-8", "backslashreplace").decode()
+    info = [(__version__, queue, 1.0)]
+    yield gauge("info", "Which gpuherd and which queue this is.", info, "version", "queue")
+    yield gauge("dispatcher_up", "Whether a dispatcher works on the queue.", [(status.dispatcher is not None,)])
+    yield gauge("jobs", "Jobs of the queue by state.", asdict(status.counts).items(), "state")
+    yield gauge("jobs_paused", "Jobs that are paused.", [(status.paused,)])
+    if (there := status.in_engine) is not None:
+        phases = ((there.engine, "in_line", there.in_line), (there.engine, "begun", there.jobs - there.in_line))
+        text = "Running jobs that an engine beyond this machine has, by phase."
+        yield gauge("jobs_in_engine", text, phases, "engine", "phase")
+    if status.eta_s is not None:
+        yield gauge("remaining_seconds", "Time until all jobs are done, estimated.", [(status.eta_s,)])
+    ended = ((*key, number) for key, number in sorted(metrics.ended.items()))
+    text = "Attempts that have ended, by outcome and class of failure."
+    yield counter("attempts", text, ended, "outcome", "class")
+    yield _summary("job_wait_seconds", "Time in which an attempt could have run and did not.", metrics.wait)
+    yield _summary("job_run_seconds", "Time that a successful attempt ran.", metrics.run)
+    text = "Time that attempts which have ended held GPUs, by outcome, summed over GPUs."
+    yield counter("gpu_held_seconds", text, sorted(metrics.gpu_s_by_state.items()), "outcome")
+    gpus = [(gpu.label, uuid, gpu) for uuid, gpu in sorted(metrics.gpus.items(), key=lambda each: each[1].label)]
+    text, labels = "Time that jobs of this queue held the GPU, summed over jobs.", ("gpu", "uuid")
+    yield counter("gpu_busy_seconds", text, [(label, uuid, gpu.busy_s) for label, uuid, gpu in gpus], *labels)
+    text, attempts = "Attempts that were begun on the GPU.", [(*key, gpu.attempts) for *key, gpu in gpus]
+    yield counter("gpu_attempts", text, attempts, *labels)
+    text, running = "Jobs of this queue on the GPU now.", [(*key, gpu.running) for *key, gpu in gpus]
+    yield gauge("gpu_running_jobs", text, running, *labels)
+
+
+def text_of(families: Iterable[Metric]) -> str:
+    """Families of metrics as Prometheus reads them, without those that have no samples."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(metrics))
+    registry.register(_Given(tuple(families)))
     return generate_latest(registry).decode()
 
 
-class _Families(Collector):
-    """The metric families of one answer."""
-
-    def __init__(self, metrics: Metrics):
-        self._metrics = metrics
+class _Given(Collector):
+    def __init__(self, families: Iterable[Metric]):
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """In the order of the text; a family without samples is left out."""
-        return (family for family in self._families() if family.samples)
-
-    def _families(self) -> Iterator[Metric]:
-        metrics, status = self._metrics, self._metrics.status
-        queue = str(status.folder).encode("utf-8", "backslashreplace").decode()
-        info = [(__version__, queue, 1.0)]
-        yield _gauge("info", "Which gpuherd and which queue this is.", info, "version", "queue")
-        yield _gauge("dispatcher_up", "Whether a dispatcher works on the queue.", [(status.dispatcher is not None,)])
-        yield _gauge("jobs", "Jobs of the queue by state.", asdict(status.counts).items(), "state")
-        yield _gauge("jobs_paused", "Jobs that are paused.", [(status.paused,)])
-        if (there := status.in_engine) is not None:
-            phases = ((there.engine, "in_line", there.in_line), (there.engine, "begun", there.jobs - there.in_line))
-            text = "Running jobs that an engine beyond this machine has, by phase."
-            yield _gauge("jobs_in_engine", text, phases, "engine", "phase")
-        if status.eta_s is not None:
-            yield _gauge("remaining_seconds", "Time until all jobs are done, estimated.", [(status.eta_s,)])
-        ended = ((*key, number) for key, number in sorted(metrics.ended.items()))
-        text = "Attempts that have ended, by outcome and class of failure."
-        yield _counter("attempts", text, ended, "outcome", "class")
-        yield _summary("job_wait_seconds", "Time in which an attempt could have run and did not.", metrics.wait)
-        yield _summary("job_run_seconds", "Time that a successful attempt ran.", metrics.run)
-        text = "Time that attempts which have ended held GPUs, by outcome, summed over GPUs."
-        yield _counter("gpu_held_seconds", text, sorted(metrics.gpu_s_by_state.items()), "outcome")
-        gpus = [(gpu.label, uuid, gpu) for uuid, gpu in sorted(metrics.gpus.items(), key=lambda each: each[1].label)]
-        text, labels = "Time that jobs of this queue held the GPU, summed over jobs.", ("gpu", "uuid")
-        yield _counter("gpu_busy_seconds", text, [(label, uuid, gpu.busy_s) for label, uuid, gpu in gpus], *labels)
-        text, attempts = "Attempts that were begun on the GPU.", [(*key, gpu.attempts) for *key, gpu in gpus]
-        yield _counter("gpu_attempts", text, attempts, *labels)
-        text, running = "Jobs of this queue on the GPU now.", [(*key, gpu.running) for *key, gpu in gpus]
-        yield _gauge("gpu_running_jobs", text, running, *labels)
+        return (family for family in self._families if family.samples)
 
 
-def _gauge(name: str, text: str, samples: Iterable[tuple[Any, ...]], *labels: str) -> Metric:
-    """``samples``: for each its labels and its value."""
+def gauge(name: str, text: str, samples: Iterable[tuple[Any, ...]], *labels: str) -> Metric:
+    """A gauge ``gpuherd_<name>``; ``samples``: for each its labels and its value."""
     family = GaugeMetricFamily(f"gpuherd_{name}", text, labels=labels)
     for *key, value in samples:
         family.add_metric(key, value)
     return family
 
 
-def _counter(name: str, text: str, samples: Iterable[tuple[Any, ...]], *labels: str) -> Metric:
+def counter(name: str, text: str, samples: Iterable[tuple[Any, ...]], *labels: str) -> Metric:
+    """The same for a counter."""
     family = CounterMetricFamily(f"gpuherd_{name}", text, labels=labels)
     for *key, value in samples:
         family.add_metric(key, value)
@@ -110,25 +115,17 @@ def _summary(name: str, help_text: str, values: Durations) -> Metric:
     return family
 
 
-class MetricsServer:
-    """Serves a run's metrics while the context lasts. ``port`` is the one it listens on.
+class TextServer:
+    """Serves a text of metrics while the context lasts. ``port`` is the one it listens on.
+
+    Args:
+        read: the text, made afresh for each answer, one at a time.
+        port: 0 for any that is free.
 
     Raises UsageError when the port is taken.
     """
 
-    def __init__(self, run: RunDirectory, port: int):
-        busy_s: dict[str, float] = {}
-
-        def read() -> str:
-            with opened(run) as reader:
-                metrics = read_metrics(run, reader)
-            # A running job counts up to now, and an end is recorded a moment after it: the counter would go back by a
-            # millisecond, which to Prometheus is a restart from nothing.
-            for uuid, gpu in metrics.gpus.items():
-                busy_s[uuid] = max(gpu.busy_s, busy_s.get(uuid, 0.0))
-                gpu.running_s = busy_s[uuid] - gpu.ended_s
-            return exposition(metrics)
-
+    def __init__(self, read: Callable[[], str], port: int):
         try:
             self._server = _Server(("127.0.0.1", port), _handler(read))
         except OSError as problem:
@@ -146,13 +143,32 @@ class MetricsServer:
         self._thread.join()
         self._server.server_close()
 
-    def __enter__(self) -> MetricsServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class MetricsServer(TextServer):
+    """Serves a run's metrics."""
+
+    def __init__(self, run: RunDirectory, port: int):
+        busy_s: dict[str, float] = {}
+
+        def read() -> str:
+            with opened(run) as reader:
+                metrics = read_metrics(run, reader)
+            # A running job counts up to now, and an end is recorded a moment after it: the counter would go back by a
+            # millisecond, which to Prometheus is a restart from nothing.
+            for uuid, gpu in metrics.gpus.items():
+                busy_s[uuid] = max(gpu.busy_s, busy_s.get(uuid, 0.0))
+                gpu.running_s = busy_s[uuid] - gpu.ended_s
+            return exposition(metrics)
+
+        super().__init__(read, port)
 
 
 class _Server(ThreadingHTTPServer):

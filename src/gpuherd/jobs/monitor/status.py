@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gpuherd.atomic import without_waiting
 from gpuherd.engines.process_tree import boot_id, identify
 from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs import clock, dispatcher_state
@@ -27,6 +28,7 @@ from gpuherd.jobs.monitor.job_status import (
     matching,
     rows_of,
 )
+from gpuherd.jobs.monitor.turns import Turn, turn_of
 from gpuherd.jobs.queue.connection import COSTS_WAITING
 from gpuherd.jobs.queue.reader import QueueReader, attempt_row, is_there
 from gpuherd.jobs.queue.schema import damaged
@@ -36,6 +38,7 @@ from gpuherd.jobs.run_dir import RunDirectory
 # The mean length of jobs is taken over so many of the latest.
 _LATEST = 1000
 _HELD_NAMED = 5
+_LOCK_BYTES = 1000  # more than any lock file has
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class RunStatus:
         matching: how many jobs the page is taken from.
         eta_s: seconds until all is done by the mean length of jobs so far, None while unknown.
         left_out: GPUs that are left out for a while, by label, each with a sentence on how long and why.
+        turn: where its gpuherd stands among the users who wait for this machine's GPUs; None where no other waits.
     """
 
     folder: Path
@@ -96,6 +100,7 @@ class RunStatus:
     held: tuple[str, ...] = ()
     in_engine: InEngine | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    turn: Turn | None = None
 
 
 def read_status(run: RunDirectory, page: JobSelection | None = None) -> RunStatus:
@@ -185,6 +190,7 @@ class StatusSnapshot:
             matching=matching(reader, page, self._submission, counts),
             eta_s=eta_s,
             left_out={labels[uuid]: each.sentence for uuid, each in out.items()},
+            turn=turn_of(dispatcher.pid, state) if dispatcher is not None and counts.waiting and labels else None,
         )
 
     def rows(self, columns: str = "*", of_ended: str | None = None) -> Iterator[sqlite3.Row]:
@@ -293,10 +299,11 @@ def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | No
 def _is_in_lock(lock: Path, pid: int) -> bool:
     """Whether the lock file names this process. True as well for a file that can't be read."""
     try:
-        words = lock.read_text(encoding="ascii", errors="replace").split()
+        with open(lock, "rb", opener=without_waiting) as file:
+            words = (file.read(_LOCK_BYTES) or b"").split()
     except OSError:
         return True
-    return bool(words) and words[0] == str(pid)
+    return bool(words) and words[0] == str(pid).encode()
 
 
 def _in_engine(reader: QueueReader) -> InEngine | None:

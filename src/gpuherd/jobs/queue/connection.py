@@ -30,6 +30,7 @@ from gpuherd.jobs.queue.schema import (
     taken_back,
 )
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
+from gpuherd.jobs.scheduler.lengths import Length
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import BEYOND, MOST_KINDS
 
@@ -238,6 +239,21 @@ class QueueFile:
         """
         return not self.copied and (record.handed is None or record.handed.batch.startswith(self._batches))
 
+    def ended_on_gpus(self, before: int, limit: int) -> tuple[tuple[AttemptRecord, float, float], ...]:
+        """Attempts on this machine's GPUs that have ended, the newest first, each with its end by the wall clock and
+        its length in seconds: of the few thousand with the highest numbers below ``before``; older ones cost nothing.
+        """
+        rows = self._db.execute(
+            "SELECT * FROM (SELECT * FROM attempts WHERE id < ? ORDER BY id DESC LIMIT 4096)"
+            " WHERE state <> 'running' AND gpus <> '[]' AND engine = 'local' AND ended_mono IS NOT NULL LIMIT ?",
+            (before, limit),
+        ).fetchall()
+        found = []
+        for row in rows:
+            job = self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone()
+            found.append((attempt(row, job), float(row["ended_at"]), max(0.0, row["ended_mono"] - row["started_mono"])))
+        return tuple(found)
+
     def orphaned(self) -> frozenset[int]:
         """Attempts in the hands of an engine that are to follow others which are open no more and did not succeed, or
         were begun anew since: they can't begin there any more."""
@@ -401,6 +417,16 @@ class QueueFile:
                 wanted[start : start + _AT_ONCE],
             )
         }
+
+    def latest_lengths(self, most: int = 50) -> tuple[Length, ...]:
+        """How long the latest attempts that have succeeded ran, without their pauses, the newest first."""
+        rows = self._db.execute(
+            "SELECT j.spec, j.gpus, a.ended_mono - a.started_mono - a.paused_s AS run_s FROM attempts a"
+            " JOIN jobs j ON j.id = a.job WHERE a.state = 'done' AND a.ended_mono IS NOT NULL"
+            " ORDER BY a.id DESC LIMIT ?",
+            (most,),
+        )
+        return tuple(Length(job_of(row["spec"]).family, row["gpus"], max(0.0, row["run_s"])) for row in rows)
 
     def gpu_health(self) -> dict[str, str]:
         """What is remembered of each GPU's faults, as JSON by UUID (``jobs.quarantine``)."""

@@ -375,7 +375,7 @@ class Interventions(QueueFile):
                 if row["held"]:
                     update = "UPDATE jobs SET held = 0, reason = NULL, ready_at = ? WHERE id = ?"
                     self._db.execute(update, (now, row["id"]))
-                elif attempt is None or not self.mark_resumed(attempt["id"], PauseReason.USER, mono):
+                elif attempt is None or not self._resume_attempt(attempt["id"], mono):
                     refused.append(f"{row['name']} is not paused")
                     continue
                 changed.append(row["name"])
@@ -408,6 +408,11 @@ class Interventions(QueueFile):
             ((f"needs {name}, which {fate}", row["id"]) for row in cascaded),
         )
         return tuple(row["name"] for row in cascaded)
+
+    def _resume_attempt(self, attempt: int, mono: float) -> bool:
+        """Ends the pauses that only a person ends; False when there are none."""
+        ended = [self.mark_resumed(attempt, why, mono) for why in (PauseReason.USER, PauseReason.IDLE)]
+        return any(ended)
 
     def mark_paused(self, attempt: int, why: PauseReason, mono: float) -> bool:
         """Records that a running attempt is stopped for this reason too; False when it was already."""

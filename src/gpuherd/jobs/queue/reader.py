@@ -50,6 +50,7 @@ FAMILIES = (
     "SELECT name, peak_mb, coalesce(measured, 0) AS measured, ran_out_mb"
     " FROM families LEFT JOIN family_ends USING (name)"
 )
+_NOT_OURS = "SELECT count(*) FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"
 
 
 @lru_cache(maxsize=256)
@@ -255,6 +256,9 @@ class QueueReader:
         if int(self._db.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION:
             raise QueueUnreadable(f"{self.path} is no gpuherd queue")
         refuse_other_version(self.path, int(self._db.execute("PRAGMA user_version").fetchone()[0]))
+        # A view in place of a table could compute for ever.
+        if self._db.execute(_NOT_OURS).fetchone()[0]:
+            raise QueueUnreadable(f"{self.path} is no gpuherd queue: it has views, triggers or virtual tables")
 
 
 def is_there(path: Path) -> bool:

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
+from itertools import takewhile
 
 from gpuherd.engines.process_tree import ProcessId, boot_id
 from gpuherd.engines.registry import LOCAL
@@ -23,7 +24,7 @@ from gpuherd.jobs.job import JobState, job_of
 from gpuherd.jobs.lock import machine_name
 from gpuherd.jobs.queue.interventions import COUNT_BLOCKED, FATE, Interventions
 from gpuherd.jobs.queue.schema import DISPATCHER_WAITS_MS
-from gpuherd.jobs.records import Begun, QueuedJob, StartRecord
+from gpuherd.jobs.records import AttemptState, Begun, QueuedJob, StartRecord
 from gpuherd.jobs.scheduler.memory import FamilyMemory, learned
 
 # Process columns of an attempt that was handed over.
@@ -214,6 +215,15 @@ class Queue(Interventions):
             self._unblock(job, known.at)
         fate = FATE.get(end.job)
         return () if fate is None else self._cascade(job, fate)
+
+    def ends_in_a_row(self, job: int, reason: str) -> int:
+        """How many of the job's latest attempts that have ended were requeued for this reason; other requeues among
+        them don't count, and a failure ends the row."""
+        rows = self._db.execute(
+            "SELECT state, reason FROM attempts WHERE job = ? AND state <> 'running' ORDER BY id DESC LIMIT 100", (job,)
+        )
+        requeued = takewhile(lambda row: row["state"] == AttemptState.REQUEUED, rows.fetchall())
+        return sum(row["reason"] == reason for row in requeued)
 
     def cascade_failures(self) -> tuple[tuple[str, JobState, tuple[str, ...]], ...]:
         """Cancels the waiting jobs that need one which has failed or was cancelled, also by way of others that were

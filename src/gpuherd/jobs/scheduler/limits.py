@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gpuherd.errors import JobCannotFit, clean
 from gpuherd.gpus.state import Gpu
@@ -15,8 +16,14 @@ from gpuherd.jobs.scheduler.types import Limits, WaitingJob, why_never
 from gpuherd.jobs.settings import Hours, Settings
 
 # How many GPUs this user may hold at some moment: the smallest of the user's own limit, the machine's limit for the
-# user, and, in quiet hours, what those leave. Limits count all GPUs that the user's gpuherds hold on this machine, so
-# that two runs share one limit. A job that runs when quiet hours begin runs to its end; no job starts above the limit.
+# user, in quiet hours what those leave, and none when the user has used up the GPU-hours of a week. Limits count all
+# GPUs that the user's gpuherds hold on this machine, so that two runs share one limit. A job that runs when quiet hours
+# begin runs to its end; no job starts above the limit.
+
+# GPU-hours of a week are a sum that fades with this time constant: a user who holds a constant number of GPUs for long
+# has the sum of one week. So it takes no list of past uses, and never falls in steps.
+WEEK_S = 7 * 86400.0
+WEEK_HALF_LIFE_S = WEEK_S * math.log(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,8 @@ class Allowance:
         max_gpus: the most GPUs at once for this run; None for no limit.
         excluded: GPUs that the machine's policy keeps for others: indices, labels or UUIDs.
         sentence: why ``max_gpus`` is what it is; None without a limit.
-        changes_at: seconds since 1970 when quiet hours next begin or end; None without any.
+        changes_at: seconds since 1970 when quiet hours next begin or end, or the GPU-hours of a week may be below their
+            limit again; None without any.
     """
 
     max_gpus: int | None = None
@@ -41,18 +49,26 @@ class Allowance:
         return self.sentence if self.max_gpus == 0 else None
 
 
-def allowance(settings: Settings, user: str, local: datetime, held_elsewhere: int = 0) -> Allowance:
+def allowance(
+    settings: Settings, user: str, local: datetime, held_elsewhere: int = 0, used_week_s: float = 0.0
+) -> Allowance:
     """The allowance of this run.
 
     Args:
         user: the user's name by the system, never by the environment.
         local: local time, without a time zone.
         held_elsewhere: GPUs that other gpuherds of the same user hold on this machine.
+        used_week_s: GPU-seconds that the user has used, faded by ``WEEK_HALF_LIFE_S``.
     """
     every = (*settings.hours.quiet, *settings.policy.hours.quiet)
-    change = quiet_hours.next_change(every, local)
+    below_at = week_below_at(settings, user, local, used_week_s)
+    changes = (quiet_hours.next_change(every, local), below_at if below_at != local else None)
+    change = min((at for at in changes if at is not None), default=None)
     least: tuple[int, str] | None = None
-    for most, why in _limits(settings, user, local):
+    limits_now = list(_limits(settings, user, local))
+    if below_at is not None:
+        limits_now.append((0, _week(settings.policy.week_hours(user) or 0.0, user, local, below_at, used_week_s)))
+    for most, why in limits_now:
         left = max(0, most - held_elsewhere)
         if least is None or left < least[0]:
             elsewhere = f"; {held_elsewhere} are held by your other runs" if held_elsewhere else ""
@@ -91,6 +107,25 @@ def _quiet(hours: Hours, whose: str, local: datetime) -> tuple[int, str] | None:
     over = quiet_hours.over_at(hours.quiet, local)
     until = "" if over is None else f", until {over:%a %H:%M}"
     return hours.max_gpus, f"at most {_gpus(hours.max_gpus)} in {whose} quiet hours ({now.text}){until}"
+
+
+def week_below_at(settings: Settings, user: str, local: datetime, used_week_s: float) -> datetime | None:
+    """When the GPU-hours that the user has used up fall below the limit of a week, if none are added; None where they
+    are below it. ``local`` itself where that can't be said: a limit of 0."""
+    hours = settings.policy.week_hours(user)
+    if hours is None or used_week_s < hours * 3600:
+        return None
+    wait_s = WEEK_S * math.log(used_week_s / (hours * 3600)) if hours > 0 else 0.0
+    # The next minute: at the very moment it would not be below yet.
+    return local + timedelta(seconds=wait_s + 60) if hours > 0 else local
+
+
+def _week(hours: float, user: str, local: datetime, below_at: datetime, used_week_s: float) -> str:
+    used = f"{user} may use {hours:g} GPU-hours a week by this machine's policy, and has used {used_week_s / 3600:.1f}"
+    if below_at == local:
+        return used
+    form = "%a %H:%M" if below_at - local < timedelta(days=6) else "%Y-%m-%d %H:%M"
+    return f"{used} of late; from {below_at:{form}} on it is less again"
 
 
 def _gpus(number: int) -> str:

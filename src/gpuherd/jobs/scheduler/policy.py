@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -27,6 +27,8 @@ from gpuherd.jobs.scheduler.types import Chooser, Decision, GpuView, Limits, Sta
 #    none. For the first sharing job that fits nowhere, the shared GPU with the most room is closed until it fits. For a
 #    job that wants GPUs for itself, as many shared ones are closed as it lacks. What is reserved for a job only grows
 #    emptier while it waits, so that its turn comes.
+# 6. A GPU that another user has reserved (``gpuherd.gpus.reservations``) is none for a job that may still run when that
+#    begins: as if the job had failed on it, but for good.
 #
 # ``decide`` is for one decision, ``decide_with`` for many on a ``Pool`` that lasts: the same code, at a cost that grows
 # with the jobs looked at and not with the GPUs.
@@ -225,11 +227,18 @@ class Reservations:
 
 def _reserved(view: GpuView) -> GpuView:
     """A free GPU as a reserved one. Not by ``replace``, which is a fifth of the time of a decision in a cluster."""
-    return GpuView(view.gpu, GIVEN, view.ours, view.shareable_mb, True, view.node, room_mb=view.room_mb)
+    return GpuView(
+        view.gpu, GIVEN, view.ours, view.shareable_mb, True, view.node, room_mb=view.room_mb, reserved=view.reserved
+    )
 
 
-def explain_wait(schedule: TentativeSchedule, job: WaitingJob, *, reserved: bool) -> str:
-    """Why the job gets no GPUs in this decision, as a sentence. ``reserved``: some are reserved for larger jobs."""
+def explain_wait(
+    schedule: TentativeSchedule, job: WaitingJob, *, reserved: bool, overrun: Set[str] = frozenset()
+) -> str:
+    """Why the job gets no GPUs in this decision, as a sentence.
+
+    ``reserved``: some are reserved for larger jobs; ``overrun``: those that others have reserved (``job`` avoids them).
+    """
     pool, limits = schedule.pool, schedule.limits
     most = limits.most_gpus
     if schedule.budget < job.gpus:
@@ -243,8 +252,13 @@ def explain_wait(schedule: TentativeSchedule, job: WaitingJob, *, reserved: bool
     if counted > _MOST_COUNTED:
         if job.share and schedule.shared:
             return _why_not_shared(schedule, job)
-        return f"{pool.free} of {counted} GPUs are free, our own jobs run on {pool.in_use}"
+        others = f", others have reserved {len(overrun)}" if overrun else ""
+        return f"{pool.free} of {counted} GPUs are free, our own jobs run on {pool.in_use}{others}"
     labels: dict[str, list[str]] = {}
+    for view in (pool.view(uuid) for uuid in pool.reserved if uuid in overrun):
+        if view.reserved is not None and fits(view.gpu, job.gpus, job.memory_mb):
+            may = ", and the job may still run then" if view.reserved.in_s > 0 else ""
+            labels.setdefault(f"{view.reserved.sentence}{may}", []).append(view.gpu.label)
     ours = []
     for node in pool.nodes:
         for view in node.usable(job):
@@ -354,10 +368,16 @@ class _DecisionPass:
             tuple(self.starts),
             tuple(self.waits),
             tuple(self.refused),
-            self.reservations.backfill_s(),
+            self._backfill_s(),
             gpus_left=0 if nothing else self.schedule.gpus_left,
             room_left_mb=0 if nothing or room is None else room.shareable_mb or 0,
         )
+
+    def _backfill_s(self) -> float | None:
+        """For how many seconds GPUs are left that are reserved for later, None for none."""
+        times = [view.reserved.in_s for view in self.pool.reserved.values() if view.is_free and view.reserved]
+        ours = self.reservations.backfill_s()
+        return max((at for at in (*times, *([] if ours is None else [ours])) if at > 0), default=None)
 
     def place(self, job: WaitingJob) -> None:
         """Starts the job, or adds the reason why not."""
@@ -392,11 +412,16 @@ class _DecisionPass:
 
     def _place_on_gpus(self, job: WaitingJob) -> None:
         kind = (job.gpus, job.memory_mb, job.avoid)
-        if job.avoid and not self.pool.has_enough(job):
-            job = replace(job, avoid=frozenset())
+        failed, overrun = job.avoid, self.pool.overrun_by(job)
+        if overrun:
+            job = replace(job, avoid=failed | overrun)
+        if failed and not self.pool.has_enough(job):
+            job = replace(job, avoid=overrun)
         if (job.share and self._join(job)) or self._take(job) or self._backfill(job):
             return
-        reason = explain_wait(self.schedule, job, reserved=bool(self.reservations.made)) if self.explain else _WAITS
+        reason = _WAITS
+        if self.explain:
+            reason = explain_wait(self.schedule, job, reserved=bool(self.reservations.made), overrun=overrun)
         self.waits.append(Wait(job.id, reason))
         self.reservations.reserve_for(job)
         if not self.explain and not job.share and job.limit_s is None:
@@ -404,7 +429,7 @@ class _DecisionPass:
 
     def _is_stuck(self, job: WaitingJob) -> bool:
         """Whether a job of its kind waits already, so that this one can neither start nor get a reservation."""
-        if not self.stuck or job.share or job.limit_s is not None or self.pool.open_count:
+        if not self.stuck or job.share or job.limit_s is not None or self.pool.open_count or self.pool.reserved:
             return False
         if job.gpus > 1 and len(self.reservations.made) < self.limits.reservations:
             return False

@@ -192,6 +192,7 @@ class Pool:
         in_use: number of GPUs with jobs of ours.
         free: number of GPUs that a job could have now.
         timed: number of GPUs on which a time limit ends our job.
+        reserved: the GPUs that other users have reserved, by UUID.
 
     >>> from gpuherd.gpus.state import Gpu
     >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=0, free_mb=40_000)
@@ -208,6 +209,7 @@ class Pool:
         self.in_use = 0
         self.free = 0
         self.timed = 0
+        self.reserved: dict[str, GpuView] = {}
         self._by_name: dict[str, Node] = {}
         self._home: dict[str, Node] = {}
         # Places of the nodes that have so many GPUs free, each list in order.
@@ -255,6 +257,10 @@ class Pool:
             self._least_mb = node.least_mb
         if is_open:
             insort(self._open, _sharing_order(view, node))
+        if view.reserved is not None:
+            self.reserved[uuid] = view
+        elif self.reserved:
+            self.reserved.pop(uuid, None)
 
     def remove(self, uuid: str) -> None:
         """Removes a GPU that may not be used any more; does nothing for an unknown one."""
@@ -262,6 +268,7 @@ class Pool:
         if node is None:
             return
         old = node.take_out(uuid)
+        self.reserved.pop(uuid, None)
         self.in_use -= old.ours
         self.timed -= old.over_at is not None
         self._count_free(node, -int(old.is_free))
@@ -316,6 +323,16 @@ class Pool:
     def has_enough(self, job: WaitingJob) -> bool:
         """Whether some node has enough GPUs that will come for the job."""
         return bool(self._with_enough(job))
+
+    def overrun_by(self, job: WaitingJob) -> frozenset[str]:
+        """The UUIDs of the GPUs that other users have reserved for a time in which the job, started now, may run."""
+        if not self.reserved:
+            return frozenset()
+        return frozenset(
+            uuid
+            for uuid, view in self.reserved.items()
+            if view.reserved is not None and view.reserved.is_overrun_by(job)
+        )
 
     def surest(self, job: WaitingJob, without: Container[int]) -> tuple[Node | None, float | None]:
         """The node on which the job surely has enough GPUs at the earliest, and when; (None, None) when that is known

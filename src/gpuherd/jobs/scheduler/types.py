@@ -30,6 +30,7 @@ class WaitingJob:
         share: it may share a GPU with others that share.
         rank: the higher goes first (``ordering.rank``). Read when ``Limits.longest_first``.
         limit_s: after this many seconds it is killed; None without a time limit.
+        expected_s: how long jobs like it take at most, as far as the queue has learnt; None where it has not.
         nodes: how many nodes it spans; more than one is for a cluster.
         host_memory_mb: main memory that it needs; None without a request.
     """
@@ -44,6 +45,33 @@ class WaitingJob:
     limit_s: float | None = None
     nodes: int = 1
     host_memory_mb: int | None = None
+    expected_s: float | None = None
+
+    @property
+    def longest_s(self) -> float | None:
+        """How long it will run at most, in seconds; None where that is not known."""
+        known = [length for length in (self.limit_s, self.expected_s) if length is not None]
+        return min(known, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Another user's reservation of a GPU (``gpuherd.gpus.reservations``).
+
+    Attributes:
+        in_s: seconds until it begins; 0 or less while it is in force.
+        unknown_s: a job of unknown length is not started less than so many seconds before it.
+        sentence: whose it is, and from or until when.
+    """
+
+    in_s: float
+    unknown_s: float
+    sentence: str
+
+    def is_overrun_by(self, job: WaitingJob) -> bool:
+        """Whether the job, started now, may still run when it begins."""
+        length_s = job.longest_s
+        return self.in_s <= 0 or (self.in_s < self.unknown_s if length_s is None else self.in_s < length_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +90,7 @@ class GpuView:
             where it has not been seen like that.
         over_at: on a GPU that our job has for itself: when its time limit ends it, by the clock of ``Limits.now``; None
             without a limit, while it is paused, and on a shared GPU, to which others may be added.
+        reserved: the next reservation of it by another user; None without one.
     """
 
     gpu: Gpu
@@ -72,6 +101,8 @@ class GpuView:
     node: str = ""
     room_mb: int | None = None
     over_at: float | None = None
+    kept: bool = False
+    reserved: Reserved | None = None
 
     @property
     def is_free(self) -> bool:

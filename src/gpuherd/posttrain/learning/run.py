@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gpuherd.batch.run import Taken, Waiter
+from gpuherd.batch.run import Taken, Waiter, record_use
 from gpuherd.engines import progress
 from gpuherd.engines.base import Placement
 from gpuherd.engines.options import for_this_machine
@@ -292,6 +292,7 @@ class TrainRun:
         try:
             if plan.writes:
                 self._begin(plan)
+            record_use(plan.argv, taken, "train", plan.folder.root.absolute().name)
             gpus = taken.gpus if taken.gpus or plan.on_cpu else None
             given = launch.environment(os.environ, gpus, os.getpid(), plan.settings.here)
             with tempfile.TemporaryDirectory(prefix="gpuherd-train-") as place:
