@@ -256,7 +256,7 @@ class Waiter:
         return GpuWatch(self._options.gpu_options(), f"run-{os.getpid()}", self._settings)
 
     def _need(self, watch: GpuWatch) -> Need:
-        """What other users' gpuherds are told of what this command waits for."""
+        """What this command waits for, for its ticket."""
         from gpuherd.gpus.tickets import Need
         from gpuherd.jobs.scheduler.types import fits
 

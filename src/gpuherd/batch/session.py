@@ -128,15 +128,15 @@ def _spawn(orders: bytes) -> None:
 
 def _is_ready(pipe: int) -> bool:
     until = time.monotonic() + _READY_WITHIN_S
-    told = b""
-    while not told.endswith(b"\n"):
+    received = b""
+    while not received.endswith(b"\n"):
         left = until - time.monotonic()
         if left <= 0 or not select.select([pipe], [], [], left)[0]:
             return False
         part = os.read(pipe, 100)
         if not part:
             return False
-        told += part
+        received += part
     return True
 
 
@@ -149,5 +149,5 @@ def listed() -> list[dict[str, object]]:
 
 
 def _ends_at(record: sessions.SessionRecord) -> float | None:
-    """The wall-clock second at which it ends if it is not used; None for one that nobody ends."""
+    """The wall-clock second at which it ends if it is not used; None for one without a watcher."""
     return record.looked_at + record.ends_in_s if record.is_watched else None

@@ -5,9 +5,9 @@ A session ends
 * when for ``idle_after_s`` none of its GPUs was used and nothing was typed on its terminal;
 * after ``longest_s``, if that is set, whatever it does.
 
-``warn_s`` before that comes a warning, and no session ends without one: however long nobody has looked (the machine
+``warn_s`` before that comes a warning, and no session ends without one: however long there was no look (the machine
 slept, the watcher was stopped), it has ``warn_s`` from the warning on. Use of the GPUs, or a request to keep it
-(``gpuherd session extend``), puts the end off, and a warned session is told that it goes on.
+(``gpuherd session extend``), puts the end off, with a message in a session that was warned.
 
 Times are seconds of ``clock.mono``.
 
@@ -104,7 +104,7 @@ def step(
     """One look: what to do, if anything, and the state for the next one.
 
     Args:
-        is_used: the GPUs or the terminal have been used since the last look, or nobody can say.
+        is_used: the GPUs or the terminal have been used since the last look, or that is unknown.
         hole_s: after a longer time than this without looks the session counts as used.
     """
     used_at = now if is_used or now - state.last > hole_s else state.used_at

@@ -1,4 +1,4 @@
-"""The watcher of one session: ``python -m gpuherd.batch.session_watch``, a process of its own beside the command.
+"""The watcher of one session: ``python -m gpuherd.batch.session_watch``, a process of its own next to the command.
 
 ``gpuherd session`` becomes the command, as ``gpuherd run`` does, so that terminal, signals and exit status are the
 command's own. The watcher has a session of its own, which nobody's Ctrl-C or Ctrl-Z reaches, and holds no lease, no
@@ -59,7 +59,7 @@ _NOTICE_WITHIN_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the watcher is told.
+    """What the watcher is to do.
 
     Attributes:
         pid, start_ticks: the process that becomes the command.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WHY = """\
 Says why a job waits: what must change first, which jobs of its queue are before it, which users of this machine wait
 for GPUs in which order, and when the job is expected to start. A prediction supposes that jobs take as long as those
-before them, and that nobody else comes.
+before them, and that no other user comes.
 
 examples:
   gpuherd why train-7                          in your own queue

@@ -3,7 +3,7 @@
 A look finds a GPU idle when
 1. its memory is held: ``threshold_mb`` or more is in use, by whatever process, unless all that the driver lists are
    display servers;
-2. the driver reports a utilisation of 0 %. Where it reports none (MIG instances) nobody can say, and the GPU is not
+2. the driver reports a utilisation of 0 %. Where it reports none (MIG instances) that is unknown, and the GPU is not
    idle.
 
 It is idle since the first of the looks in a row that found it so. A row begins anew when a further process has come (it

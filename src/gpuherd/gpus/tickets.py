@@ -1,4 +1,4 @@
-"""Tickets of gpuherds that wait for GPUs: small files beside the leases, by which all of a machine know of each other.
+"""Tickets of gpuherds that wait for GPUs: small files next to the leases, by which all of a machine know of each other.
 
 A ticket, ``<uid>.<pid>.<number>.ticket``, is locked (``flock``) for as long as its gpuherd waits. The kernel frees the
 lock when that process ends, however it ends: an unlocked ticket means nothing, and its user's next gpuherd removes it.
@@ -186,7 +186,7 @@ class TicketReader:
         opened: Counter[int] = Counter()
         of_user: Counter[int] = Counter()
         known = {}
-        # Those that are known first: nobody can push a ticket out by many further ones.
+        # Those that are known first: no user can push a ticket out by many further ones.
         for name in sorted(names, key=lambda name: (name not in self._known, name)):
             form = _NAME.fullmatch(name)
             if form is None or name == own:

@@ -19,7 +19,7 @@ The rule
    it in the last ``keep_share`` of each period in which its waiting time doubles. These windows grow with the waiting
    time, so that large jobs are not starved however long the jobs of others are, and GPUs are kept idle for a ticket
    during no more than ``keep_share`` of the time that it waits. All gpuherds see the same windows.
-5. A user whose own job has just left a GPU goes on with it while the user's load is less than ``slice_s`` GPU-seconds
+5. A user whose own job has just left a GPU may keep it while the user's load is less than ``slice_s`` GPU-seconds
    above that of whose turn it is (``goes_on``): a GPU that changes hands stands still for the quiet time, which short
    jobs would otherwise pay for one by one.
 6. A user alone has everything at once, and GPUs are never kept for one ticket of a user from another of the same user.
@@ -52,7 +52,7 @@ class TurnRules:
         grace_s: how long a GPU is kept for another user who could take it. Longer than the quiet time after which a
             free GPU is taken.
         keep_share: GPUs are kept for a job that needs more than are free during this share of the time it waits.
-        quantum_s: what a GPU that is held counts, in GPU-seconds, beside the time for which it has been held.
+        quantum_s: what a GPU that is held counts, in GPU-seconds, in addition to the time for which it has been held.
         slice_s: by so many GPU-seconds a user may be ahead and go on with a GPU that the user's own job has left.
     """
 

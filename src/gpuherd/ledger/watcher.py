@@ -174,7 +174,7 @@ def _looked(meter: Meter, gpu: Gpu | None, now: float, wall: float) -> Meter:
 
 
 def record_others(every_s: float, until: Callable[[], bool], tell: Callable[[str], None], wake: int) -> None:
-    """Samples all processes on the machine's GPUs until told to end, one sample every so many seconds.
+    """Samples all processes on the machine's GPUs until it is asked to end, one sample every so many seconds.
 
     Args:
         until: whether to end.
@@ -189,15 +189,15 @@ def record_others(every_s: float, until: Callable[[], bool], tell: Callable[[str
     events = select.poll()
     events.register(wake, select.POLLIN)
     events.register(sampler.fileno(), select.POLLIN)
-    told = ""
+    reported = ""
     try:
         while not until():
             now, wall = _mono(), time.time()
             if sampler.keep_time(now, wall):
                 recorder.sample(sampler.uses)
             trouble = recorder.trouble or ("" if sampler.samples else "another recorder samples; this one waits")
-            if trouble != told:
-                told = trouble
+            if trouble != reported:
+                reported = trouble
                 tell(trouble or "it records again")
             for fd, _ in events.poll(max(1.0, (sampler.due_at - now) * 1000)):
                 if fd == wake:

@@ -36,7 +36,7 @@ class SimulatedGpu:
         attempts: our attempts on it now; more than one where they share it.
         external_since: second since which an external user is on it; None without one.
         holder: the other user, with a gpuherd of their own, whose job is on it; "" without one.
-        kept_for: the other user whose turn it is to take it; "" for nobody.
+        kept_for: the other user whose turn it is to take it; "" for no one.
         clean_since: second since which it has had no user.
         ours_left: its last user was a job of ours.
         excluded: no job is started on it for now.

@@ -28,7 +28,7 @@ class User:
     """A user who shares the machine.
 
     Attributes:
-        weight: the share of the machine that is theirs, beside the weights of the others.
+        weight: the share of the machine that is theirs, compared with the weights of the others.
         arrives_s: second at which their first jobs come.
         used_s: GPU-seconds that they have used of late, before the simulation begins.
     """

@@ -62,8 +62,8 @@ def create_app(
         rules: who may ask.
         user: the name of the user as whom it runs.
         machine: the name of the machine, for titles.
-        runs: run folders that its pages show beside the user's own queues.
-        hosts: other machines that are shown beside this one.
+        runs: run folders that its pages show next to the user's own queues.
+        hosts: other machines that are shown next to this one.
         secure: it is reached by TLS, so that browsers must not send its cookie over anything else.
     """
     found = all_pages()

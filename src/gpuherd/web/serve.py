@@ -279,7 +279,7 @@ def _unix_listener(path: Path, group: str | None) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes a socket of ours that nobody listens on any more. Raises UsageError for anything else there."""
+    """Removes a socket of ours that no process listens on any more. Raises UsageError for anything else there."""
     try:
         state = path.lstat()
     except OSError:

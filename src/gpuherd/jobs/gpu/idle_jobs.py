@@ -2,7 +2,7 @@
 
 A job is idle while the driver reports a utilisation of 0 % for each of its GPUs, whether it holds memory there or not:
 its leases keep the GPUs from others. It is not idle while one of its GPUs is used, or can't be read. On a GPU that
-several jobs share nobody can say which of them computes: all of them do.
+several jobs share it is unknown which of them computes: all of them do.
 
 A job that has not computed yet may load its data or compile: it has ``FIRST_USE`` times as long. A job that is paused,
 by whomever, is not idle; its time begins anew when it goes on, and after a gap of ``HOLE_S`` without looks.

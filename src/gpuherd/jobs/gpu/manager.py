@@ -127,8 +127,8 @@ class GpuManager:
     # --- when to look -----------------------------------------------------------------------------------------
 
     def set_waiting(self, waits: bool, now: float, need: Need | None = None) -> None:
-        """Sets whether a job waits for a GPU: only then are those that are not ours looked at. ``need``: what other
-        users' gpuherds are told of that."""
+        """Sets whether a job waits for a GPU: only then are those that are not ours looked at. ``need``: for
+        the ticket."""
         if waits and need is not None:
             self.watch.leases.turns.wait(need, now)
         if waits and not self._wanted:
@@ -141,7 +141,7 @@ class GpuManager:
         self._wanted = waits
 
     def need(self, waiting: Sequence[QueuedJob], most_gpus: int, jobs: int, wall: float) -> Need:
-        """What other users' gpuherds are told of the jobs that wait for GPUs.
+        """What the jobs that wait for GPUs need, for the ticket.
 
         Args:
             waiting: the first of them, in order.

@@ -93,7 +93,7 @@ class AttemptLedger:
                 part = self._part(meter.use.gpu)
                 look = _look(gpus.get(meter.use.gpu), part, memory.get(name[: name.rindex("/") + 1]))
                 self._meters[name] = meter.advanced(mono=now, wall=wall, look=look)
-            # Ours stand in the ledger before others' are looked at: these are told apart by what stands there.
+            # Ours stand in the ledger before others' are looked at: these are distinguished by that.
             own = [meter.use for meter in self._meters.values()]
             recorder.sample([*own, *sampler.uses])
             if sampler.keep_time(now, wall):

@@ -133,7 +133,7 @@ class ReservedGpus:
         return replace(view, reserved=reserved, busy=busy)
 
     def in_force(self, wall: float) -> dict[str, int]:
-        """The GPUs that are reserved now, by UUID, and the uid of who has each: nobody else takes turns there."""
+        """The GPUs that are reserved now, by UUID, and the uid of who has each: no one else takes turns there."""
         return {
             uuid: each.reservation.uid
             for each in self._standings

@@ -30,7 +30,7 @@ from gpuherd.units import counted
 
 # A gpuherd that waits for less than this leaves no ticket, unless others wait.
 _LEAVE_AFTER_S = 0.5
-# The age from which on tickets and leases are read again for a decision, while others wait and while nobody does.
+# The age from which on tickets and leases are read again for a decision, while others wait and while none does.
 _STALE_S, _STALE_ALONE_S = 0.1, 1.0
 # What users have used is read again after so long.
 _USED_EVERY_S = 1.0
@@ -164,7 +164,7 @@ class Line:
 
 
 def line_now(settings: Settings, folder: LeaseFolder | None = None, shares: UsedByUser | None = None) -> Line | None:
-    """Who waits for GPUs on this machine now; None where nobody does. Raises CannotWrite as ``LeaseFolder``."""
+    """Who waits for GPUs on this machine now; None for no one. Raises CannotWrite as ``LeaseFolder``."""
     folder = folder or LeaseFolder.existing()
     if folder is None:
         return None
@@ -250,7 +250,7 @@ class GpuTurns:
     # --- looking ----------------------------------------------------------------------------------------------
 
     def line(self, now: float) -> Line | None:
-        """All who wait now; None where nobody does."""
+        """All who wait now; None for no one."""
         try:
             folder = self._folder()
             self._tickets = self._reader.read(folder.path, now)
@@ -307,7 +307,7 @@ class GpuTurns:
         Args:
             free: UUIDs of the GPUs that may be taken as far as their own state goes.
             ours: UUIDs of the GPUs that our jobs hold.
-            coming: UUIDs of GPUs that nobody uses, though they are not free for long enough yet.
+            coming: UUIDs of GPUs without users, though they are not free for long enough yet.
         """
         if not self._policy.enabled:
             return {}

@@ -93,10 +93,10 @@ def waiting_users(line: Line | None) -> tuple[WaitingUser, ...]:
 
 
 def read_line(settings: Settings | None = None) -> Line | None:
-    """Who waits on this machine now, None where nobody does or that can't be read: for views, which go on without."""
+    """Who waits on this machine now, None for no one, and where that can't be read: for views, which go on without."""
     try:
         folder = LeaseFolder.existing()
-        # Cheap where nobody waits, as for most of the time.
+        # Cheap where no one waits, as for most of the time.
         if folder is None or not any(name.endswith(ENDING) for name in names_in(folder.path)):
             return None
         return line_now(_settings() if settings is None else settings, folder)

@@ -1,7 +1,7 @@
 """The machine: its GPUs now, who uses and holds them, who waits; and how much was used in the last 30 days.
 
 The days are read from the ledger once in some minutes, and fetched by the page when it is open already: they may take
-a second, and nobody waits for them to see what is free.
+a second, and no page waits for them to show what is free.
 """
 
 from __future__ import annotations
