@@ -417,6 +417,7 @@ _PREFIX = "gpuherd-simulated-"
 _STATE = "machine"
 _LEASES = "GPUHERD_LEASE_DIR"
 _SHARED = "GPUHERD_MACHINE_DIR"
+_EXEC_WITHIN_S = 0.5
 
 
 def start(spec: str) -> SimulatedMachine:
@@ -490,11 +491,21 @@ def _sweep(base: Path) -> None:
 
 def _used_by_others(state: Path) -> bool:
     """Whether another process of this user has the machine in its environment."""
-    word = f"{driver.STATE_VARIABLE}={state}".encode()
+    word, until = f"{driver.STATE_VARIABLE}={state}".encode(), time.monotonic() + _EXEC_WITHIN_S
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
         with suppress(OSError):
-            if word in (process / "environ").read_bytes().split(b"\0") and start_of(int(process.name)):
+            if word in _environment(process, until).split(b"\0") and start_of(int(process.name)):
                 return True
     return False
+
+
+def _environment(process: Path, until: float) -> bytes:
+    """The environment of a process, from its folder in /proc. For a moment after exec it is empty there, though the
+    parent has been notified already: that is waited for, ``until`` this second at most. Kernel threads and zombies,
+    which have none, have no ``exe`` either. Raises OSError."""
+    while not (found := (process / "environ").read_bytes()) and time.monotonic() < until:
+        (process / "exe").readlink()
+        time.sleep(0.001)
+    return found
