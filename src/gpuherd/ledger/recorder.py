@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from gpuherd.engines.process_tree import ProcessId, identify
@@ -171,7 +172,7 @@ class Recorder:
         place, uid = self._place(), os.geteuid()
         known = self._log[1] if self._log is not None and self._log[0] == month else None
         numbered = (files.log_path(place, uid, month, number) for number in range(_MOST_NUMBERS))
-        for path in numbered if known is None else (known, *numbered):
+        for path in chain(() if known is None else (known,), numbered):
             fd = _own_file(path)
             if fd is not None:
                 if os.fstat(fd).st_size < files.FULL_LOG:
