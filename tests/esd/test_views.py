@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuherd.esd.config import AnalysisOptions
@@ -208,6 +208,7 @@ def test_one_layer_has_no_deviation(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.floats(-1e307, 1e307), min_size=2, max_size=20))
+@example([5e-324, 5e-324])
 def test_statistics_never_overflow(tmp_path_factory: pytest.TempPathFactory, norms: list[float]) -> None:
     of = model(tmp_path_factory.mktemp("s"), *(layer(norm=norm) for norm in norms))
     metrics = summarise(of, Path("a.csv")).figures

@@ -118,7 +118,8 @@ def _statistics(name: str, values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         return {f"{name}_{kind}": None for kind in ("mean", "std", "min", "max")}
     count = len(values)
-    mean = math.fsum([value / count for value in values])
+    # Divided first, so that no sum overflows; the quotients of the smallest numbers are 0, which is no mean of theirs.
+    mean = min(max(math.fsum([value / count for value in values]), min(values)), max(values))
     std = _sample_deviation([value - mean for value in values])
     return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_min": min(values), f"{name}_max": max(values)}
 
