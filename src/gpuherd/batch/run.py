@@ -272,13 +272,10 @@ class Waiter:
     def _views(self, watch: GpuWatch) -> tuple[GpuView, ...]:
         """The GPUs with the verdicts on them."""
         now, wall = clock.mono(), clock.wall()
-        views = watch.views(now, ())
         if self._reserved is None:
-            return views
+            return watch.views(now, ())
         self._reserved.look(wall, now)
-        watch.preferred = self._reserved.mine(wall)
-        watch.without_turns = frozenset(self._reserved.in_force(wall))
-        return self._reserved.views(views, wall)
+        return self._reserved.watched(watch, (), now, wall)
 
     def _decide(self, watch: GpuWatch) -> Decision:
         from gpuherd.jobs.scheduler.limits import limits

@@ -162,6 +162,7 @@ def look(driver: GpuReader, threshold_mb: int, idle: IdleGpus, queues: Sequence[
     reservations = _reservations(settings, machine.gpus, at)
     left_out, unread = _left_out(queues)
     held = 0 if leases is None else len(leases.held_by(os.geteuid()))
+    holders = {} if leases is None else leases.holders(gpu.uuid for gpu in machine.gpus)
     visible = {gpu.uuid for gpu in visible_in(machine.gpus, os.environ)}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
     idle_for = idle.look(machine.gpus)
@@ -169,7 +170,7 @@ def look(driver: GpuReader, threshold_mb: int, idle: IdleGpus, queues: Sequence[
         GpuRow(
             gpu=gpu,
             check=check(gpu, rule),
-            holder=None if leases is None else leases.holder(gpu.uuid),
+            holder=holders.get(gpu.uuid),
             visible=gpu.uuid in visible or not visible.isdisjoint(gpu.mig_instances),
             excluded=is_named(gpu, limits.excluded),
             left_out=tuple(by_uuid[gpu.uuid] for by_uuid in left_out if gpu.uuid in by_uuid),

@@ -300,9 +300,7 @@ class GpuManager:
             self._note_use(now)
         left_out = self._health.excluded(wall)
         self.changed |= self.reserved.look(wall, now)
-        self.watch.preferred = self.reserved.mine(wall)
-        self.watch.without_turns = frozenset(self.reserved.in_force(wall))
-        views = self.reserved.views(self.watch.views(now, self._supervisor.gpus), wall)
+        views = self.reserved.watched(self.watch, self._supervisor.gpus, now, wall)
         over_at = self._supervisor.over_at
         if not left_out and not self._shared and not over_at:
             return views

@@ -143,9 +143,9 @@ class AttemptLedger:
             return
         with self._harmless():
             recorder, _ = self._started()
-            finished = [use for known in on_gpus for use in self._uses(known.record) if self._is_known(known, use)]
-            by_id = {use.id: known for known in on_gpus for use in self._uses(known.record)}
-            recorder.end(self._finish(by_id[use.id], use) for use in finished)
+            uses = [(known, use) for known in on_gpus for use in self._uses(known.record)]
+            finished = [(known, use) for known, use in uses if self._is_known(known, use)]
+            recorder.end(self._finish(known, use) for known, use in finished)
 
     def _is_known(self, known: Known, use: Use) -> bool:
         """Whether its length is known: not where the machine was restarted (what was recorded until then stays), nor

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gpuherd.errors import GpuherdError
 from gpuherd.gpus.lease_files import user_name
@@ -23,6 +23,9 @@ from gpuherd.gpus.reservations import Reservation, Standing, State, by_gpu, laps
 from gpuherd.jobs import clock
 from gpuherd.jobs.scheduler.types import GpuView, Reserved
 from gpuherd.jobs.settings import NO_SETTINGS, Policy, Settings
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.gpu.watch import GpuWatch
 
 # Files are looked at no more often, in seconds; and where there is no folder, it is looked for as often.
 _LOOK_EVERY_S = 1.0
@@ -112,6 +115,11 @@ class ReservedGpus:
             frozenset((each.reservation.id, each.uuids, each.state(wall)) for each in self._standings),
         )
         return before != self._picture
+
+    def watched(self, watch: GpuWatch, ours: Collection[str], now: float, wall: float) -> tuple[GpuView, ...]:
+        """The GPUs of the watch with its verdicts and the reservations of others. ``ours``: those of our jobs."""
+        watch.preferred, watch.without_turns = self.mine(wall), frozenset(self.in_force(wall))
+        return self.views(watch.views(now, ours), wall)
 
     def views(self, views: Sequence[GpuView], wall: float) -> tuple[GpuView, ...]:
         """The GPUs with the reservations of others: one in force makes a GPU that is free a busy one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -26,11 +27,9 @@ async def show(request: Request) -> Response:
     """The page. Of a large ledger it is there before the figures are, and fetches them when it is open."""
     feed, by, month = _asked(request)
     view = None
-    try:
+    with suppress(TimeoutError):  # the reading goes on
         async with asyncio.timeout(None if "hx-request" in request.headers else PAINT_S):
             view = (await feed.latest()).value
-    except TimeoutError:
-        pass  # the reading goes on
     return render(
         request,
         "usage.html",
