@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpuherd.gpus.idle import Check
     from gpuherd.gpus.idle_held import IdleGpu
-    from gpuherd.gpus.leases import Holder
+    from gpuherd.gpus.leases import Holder, LeaseFolder
     from gpuherd.gpus.query import GpuReader
     from gpuherd.gpus.reservations import Standing
     from gpuherd.gpus.state import Gpu, Machine
@@ -159,7 +159,7 @@ def look(driver: GpuReader, threshold_mb: int, idle: IdleGpus, queues: Sequence[
     settings, warnings = _settings()
     limits = _limits(settings)
     at = time.time()
-    reservations = _reservations(settings, machine.gpus, at)
+    reservations = _reservations(settings, machine.gpus, at, leases)
     left_out, unread = _left_out(queues)
     held = 0 if leases is None else len(leases.held_by(os.geteuid()))
     holders = {} if leases is None else leases.holders(gpu.uuid for gpu in machine.gpus)
@@ -179,25 +179,27 @@ def look(driver: GpuReader, threshold_mb: int, idle: IdleGpus, queues: Sequence[
         )
         for gpu in machine.gpus
     )
-    waiting = () if leases is None else _waiting()
+    waiting = () if leases is None else _waiting(settings)
     return MachineView(machine, rows, threshold_mb, lease_problem, at, limits, held, (*warnings, *unread), waiting)
 
 
-def _waiting() -> tuple[WaitingUser, ...]:
+def _waiting(settings: Settings) -> tuple[WaitingUser, ...]:
     """The users whose gpuherds wait for GPUs."""
     from gpuherd.jobs.monitor.turns import read_line, waiting_users
 
-    return waiting_users(read_line())
+    return waiting_users(read_line(settings))
 
 
-def _reservations(settings: Settings, gpus: Sequence[Gpu], now: float) -> Mapping[str, Mapping[str, Standing]]:
+def _reservations(
+    settings: Settings, gpus: Sequence[Gpu], now: float, leases: LeaseFolder | None
+) -> Mapping[str, Mapping[str, Standing]]:
     """By UUID, the fields of ``GpuRow`` for the reservations of the GPU; without those that have none."""
     from gpuherd.gpus.reservations import State
     from gpuherd.jobs.gpu.reserved import standings_now
 
     fields: dict[str, dict[str, Standing]] = {}
     kinds = {State.IN_FORCE: "reserved", State.TO_COME: "next_reserved", State.LAPSED: "lapsed"}
-    for each in standings_now(settings.policy, now):
+    for each in standings_now(settings.policy, now, leases=leases):
         kind = kinds.get(each.state(now))
         for gpu in gpus if kind is not None else ():
             if gpu.uuid in each.uuids:
