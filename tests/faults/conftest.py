@@ -59,6 +59,14 @@ class User:
     grace_s: float = 0.5
     uid: int | None = None
 
+    def with_uid(self, uid: int, place: Path) -> User:
+        """The user under a uid of their own, with a home in this place; the common events lie there too."""
+        home = place / self.root.name
+        home.mkdir()
+        os.chown(home, uid, uid)
+        self.root, self.events, self.uid = home / home.name, place / "events", uid
+        return self
+
     def job(self, name: str, seconds: float = 0.05, **more: object) -> dict[str, object]:
         """A job that writes its start and end into the common file."""
         result = str(self.root.parent / f"{self.root.name}-{name}.result")

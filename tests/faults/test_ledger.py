@@ -80,11 +80,7 @@ def test_users_of_one_machine_have_one_ledger(
     events.chmod(0o666)
     running = []
     for name, uid in (("alice", 65_534), ("bob", 65_533)):
-        home = common / name
-        home.mkdir()
-        os.chown(home, uid, uid)
-        user = new_user(name)
-        user.root, user.events, user.uid = home / name, events, uid
+        user = new_user(name).with_uid(uid, common)
         running.append((uid, user, user.start([user.job(f"j{i}", 0.05) for i in range(20)])))
     for _, _, process in running:
         told, _ = process.communicate(timeout=100)

@@ -49,12 +49,7 @@ def place(monkeypatch: pytest.MonkeyPatch, standin: Callable[..., SimulatedMachi
 @pytest.fixture
 def user(place: Path, new_user: Callable[[str], Any]) -> Callable[[str, int], Any]:
     def make(name: str, uid: int) -> Any:
-        home = place / name
-        home.mkdir()
-        os.chown(home, uid, uid)
-        made = new_user(name)
-        made.root, made.events, made.uid = home / name, place / "events", uid
-        return made
+        return new_user(name).with_uid(uid, place)
 
     return make
 

@@ -88,11 +88,7 @@ def test_two_uids_never_use_one_gpu_together(
     events.chmod(0o666)
     everyone = []
     for name, uid in (("alice", 65_534), ("bob", 65_533)):
-        home = open_place / name
-        home.mkdir()
-        os.chown(home, uid, uid)
-        user = new_user(name)
-        user.root, user.events, user.uid = home / name, events, uid
+        user = new_user(name).with_uid(uid, open_place)
         everyone.append((user, [user.job(f"j{i}", 0.002 * (i % 3)) for i in range(jobs)]))
     chance = random.Random(kill_seed)
     if kill_seed is not None:
